@@ -1,6 +1,6 @@
 """The effect without the tokens: what a span does to some heads on average, given to prompts that lack it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,11 +14,11 @@ from torch import Tensor
 from ..core.arguments import Arguments, check_count, checked, count_of, listed, one_of
 from ..core.heads import Head
 from ..mechanism.decompose import DECOMPOSED, AttentionDecomposition, span_reads
+from ..metrics.patterns import widened
 from ..models.base import Model
 from ..models.memory import rows_per_pass
 from ..models.sites import site
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for, share_words
-from ..patching.interventions import HeadTransfer
 from ..patching.knockouts import random_sets
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare, single
@@ -35,6 +35,9 @@ from .locate import draws_beside, under
 
 CELLS = ("Transfer", "Random heads", "Other insertion")
 """What is given: the named heads' means, those of random heads of the same layers, those heads' under another insertion."""
+
+Means = tuple[np.ndarray, np.ndarray]
+"""Lambda `[..., layer, head]` and Sigma `[..., layer, head, d_head]`."""
 
 
 @checked
@@ -107,12 +110,13 @@ def transfer(
     sets = random_sets(chosen, model.info, n_random_sets, seed=seed)
     layers = sorted({head.layer for head in chosen})
     own, *others = (_means(each, layers, between, options) for each in (search, *controls))
-    edits = [own(chosen), *map(own, sets), *(each(chosen) for each in others)]
+    moved = [(own, chosen), *((own, members) for members in sets), *((each, chosen) for each in others)]
+    lam, sigma = map(np.stack, zip(*(_moving(means, members, layers) for means, members in moved), strict=True))
     settings: Settings = {"contrast": contrast, "heads": list(map(str, chosen)), "n_random_sets": n_random_sets}
     settings |= {"control": controls[0].insertion if controls else None, "n_control_draws": len(controls)}
     settings |= {"measured_on": digest_of(search.pairs), "seed": seed}
     found = other.each(
-        single(lambda at: _given(other, at, between, edits)),
+        single(lambda at: _given(other, at, between, layers, (lam, sigma))),
         label="transferring heads",
         settings={**settings, "control_prompts": [digest_of(each.pairs) for each in controls]},
         options=options.part("transfer", chosen, settings["measured_on"]),
@@ -120,7 +124,8 @@ def transfer(
     )
     values, ends = (np.array([each[name] for each in found], dtype=float) for name in ("given", "ends"))
     given, random, draws = np.split(values, [1, 1 + len(sets)], axis=1)
-    made: Arguments = {"heads": chosen, "edit_lam": edits[0].lam, "edit_sigma": edits[0].sigma}
+    at = _places(chosen, layers)
+    made: Arguments = {"heads": chosen, "edit_lam": lam[0][at], "edit_sigma": sigma[0][at]}
     made |= {"base": ends[:, 0], "inserted": ends[:, 1], "given": given[:, 0], "sets": sets, "random": random}
     made |= {"other": draws, "measured_ids": search.ids, "seed": seed, "smallest_effect": smallest_effect}
     return Transfer(**made, **other.fields({**settings, **named_on(heads, other.ids)}))
@@ -141,10 +146,8 @@ def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, s
     return [under(search, each) for each in made]
 
 
-def _means(
-    problems: Prepared, layers: list[int], contrast: Contrast, options: RunOptions
-) -> Callable[[Sequence[Head]], HeadTransfer]:
-    """Measure mean lambda and Sigma of all heads of some layers: the edit of any of them."""
+def _means(problems: Prepared, layers: list[int], contrast: Contrast, options: RunOptions) -> Means:
+    """Measure mean lambda and Sigma of all heads of some layers."""
     found = problems.each(
         single(lambda at: span_reads(problems.model, problems.pairs[at], layers, contrast.corrupted)),
         label=f"measuring lambda and Sigma ({problems.insertion})",
@@ -153,15 +156,22 @@ def _means(
         alone=True,
     )
     lam, sigma = (np.mean([np.asarray(each[name], dtype=float) for each in found], axis=0) for name in ("lam", "sigma"))
-
-    def edit(heads: Sequence[Head]) -> HeadTransfer:
-        at = [layers.index(head.layer) for head in heads], [head.head for head in heads]
-        return HeadTransfer(tuple(heads), lam[at], sigma[at])
-
-    return edit
+    return lam, sigma
 
 
-def _given(problems: Prepared, at: int, contrast: Contrast, edits: Sequence[HeadTransfer]) -> dict[str, np.ndarray]:
+def _places(heads: Sequence[Head], layers: list[int]) -> tuple[list[int], list[int]]:
+    """Where heads stand in an array `[layer, head]`."""
+    return [layers.index(head.layer) for head in heads], [head.head for head in heads]
+
+
+def _moving(means: Means, heads: Sequence[Head], layers: list[int]) -> Means:
+    """Lambda and Sigma that move these heads and no others, of which lambda is 1 and Sigma 0."""
+    (lam, sigma), inside = means, np.zeros(means[0].shape, dtype=bool)
+    inside[_places(heads, layers)] = True
+    return np.where(inside, lam, 1.0), np.where(inside[..., None], sigma, 0.0)
+
+
+def _given(problems: Prepared, at: int, contrast: Contrast, layers: list[int], edits: Means) -> dict[str, np.ndarray]:
     """What each edit brings to one problem's clean run, against a row of the same pass that is not edited, and both ends."""
     model, runs = problems.model, problems.runs((at,))
     inputs, start = runs.inputs(contrast.clean), contrast.start(runs.first, CONDITIONS[contrast.clean])
@@ -169,17 +179,19 @@ def _given(problems: Prepared, at: int, contrast: Contrast, edits: Sequence[Head
     sizes = {"changed": length, "length": length, "read": len(read)}
     most = max(1, rows_per_pass(model.info, batch=1, **sizes, devices=model.devices) - 1)
 
-    def moved(z: Tensor, layer: int, part: Sequence[HeadTransfer]) -> Tensor:
-        """The first row left alone, each other one edited, from `start` on."""
-        rows = [each.moved(z[row, start:], layer) for row, each in enumerate(part, start=1)]
-        return torch.cat([z[:1], torch.cat([z[1:, :start], torch.stack(rows)], 1)])
+    def moved(z: Tensor, place: int, part: slice) -> Tensor:
+        """The first row left alone, each other one edited, from `start` on; not computed in half precision."""
+        new, wide = z.clone(), widened(z[1:, start:])
+        by, more = (torch.from_numpy(each[part, place]).to(wide) for each in edits)
+        new[1:, start:] = (by[:, None, :, None] * wide + more[:, None]).to(z.dtype)
+        return new
 
     passes = []
-    for first in range(0, len(edits), most):
-        part = edits[first : first + most]
-        layers = sorted({layer for each in part for layer in each.layers})
-        put = {site(layer, "attn.hook_z"): partial(moved, layer=layer, part=part) for layer in layers}
-        passes.append(runs.outcomes(model.run(inputs.repeated(1 + len(part)), edits=put, logits_at=read).logits)[0])
+    for first in range(0, n_edits := len(edits[0]), most):
+        part = slice(first, min(first + most, n_edits))
+        put = {site(layer, "attn.hook_z"): partial(moved, place=place, part=part) for place, layer in enumerate(layers)}
+        run = model.run(inputs.repeated(1 + part.stop - first), edits=put, logits_at=read)
+        passes.append(runs.outcomes(run.logits)[0])
     there = model.run(runs.inputs(contrast.corrupted), logits_at=runs.read(contrast.corrupted)).logits
     ends = np.array([float(passes[0][0]), float(runs.outcomes(there)[0, 0])])
     return {"given": np.concatenate([values[1:] - values[0] for values in passes]), "ends": ends}

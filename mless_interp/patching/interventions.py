@@ -12,7 +12,6 @@ from torch import Tensor
 from ..core.arguments import one_of
 from ..core.heads import Head
 from ..core.shapes import Z
-from ..metrics.patterns import widened
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionRule, Edit, Inputs, Recording
@@ -321,30 +320,3 @@ def edit_named(edit: str | Intervention, direction: str) -> Intervention:
     if not isinstance(edit, str):
         return edit
     return KNOCKOUTS[direction] if edit == "knockout" else one_of(edit, INTERVENTIONS, "edit")
-
-
-@dataclass(frozen=True, eq=False)
-class HeadTransfer:
-    r"""Outputs of heads moved as a span would move them, in prompts without it: $z_i \leftarrow \lambda z_i + \Sigma$.
-
-    `lam` `[head]` and `sigma` `[head, d_head]` are means over tokens.
-    """
-
-    heads: tuple[Head, ...]
-    lam: np.ndarray
-    sigma: np.ndarray
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(sorted({head.layer for head in self.heads}))
-
-    def moved(self, z: Tensor, layer: int) -> Tensor:
-        """Move these heads' outputs among those of a layer, `[..., token, head, d_head]`; not computed in half precision."""
-        at = [number for number, head in enumerate(self.heads) if head.layer == layer]
-        if not at:
-            return z
-        numbers, wide = [self.heads[number].head for number in at], widened(z)
-        lam, sigma = (torch.from_numpy(each[at]).to(wide) for each in (self.lam, self.sigma))
-        new = z.clone()
-        new[..., numbers, :] = (lam[:, None] * wide[..., numbers, :] + sigma).to(z.dtype)
-        return new

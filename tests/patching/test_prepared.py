@@ -3,13 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
-from mless_interp.core.heads import Head
-from mless_interp.patching.interventions import HeadTransfer
 from mless_interp.patching.prepared import PER_UNIT, prepare
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.pairs import PromptPair
@@ -50,12 +47,3 @@ def test_each_condition_is_run_once_and_read_where_the_outcome_is(tiny_model_dir
     rows, keys = runs.cut(content)
     assert keys[0].nonzero().flatten().tolist() == list(range(*pair.span)) and rows[0, pair.span[1] :].all()
     assert not torch.stack(list(runs.cut(total))).any() and runs.cut(total)[0].shape[1] == len(pair.inserted)
-
-
-def test_moved_outputs_are_lam_z_and_sigma_where_the_heads_are() -> None:
-    heads, sigma = (Head(0, 1), Head(1, 0), Head(0, 3)), np.arange(12.0).reshape(3, 4)
-    edit = HeadTransfer(heads, np.array([2.0, 9.0, 0.5]), sigma)
-    z = torch.ones(5, 4, 4)
-    moved = edit.moved(z, 0)
-    assert moved[:, 1].tolist() == [[2.0, 3, 4, 5]] * 5 and moved[:, 3].tolist() == [[8.5, 9.5, 10.5, 11.5]] * 5
-    assert torch.equal(moved[:, [0, 2]], z[:, [0, 2]]) and edit.moved(z, 2) is z and edit.layers == (0, 1)
