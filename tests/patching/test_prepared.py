@@ -1,4 +1,4 @@
-"""Problems made ready by hand: units, halves, runs that are made once, outputs of heads moved."""
+"""Problems made ready by hand: units, halves, runs that are made once."""
 
 from dataclasses import replace
 from typing import Any
