@@ -72,10 +72,7 @@ def generate_completions(
 
 
 class HuggingFaceEngine(CompletionEngine):
-    """`generate` with a key-value cache, padded batches that share their first tokens, and this toolkit's choice of tokens.
-
-    `ModelError` if the module underneath does not compute what `Model.run` does.
-    """
+    """`generate` with a key-value cache, padded batches that share their first tokens, and this toolkit's choice of tokens."""
 
     name = "hugging_face"
 
@@ -226,7 +223,7 @@ def _keep_finite(stack: ExitStack, model: Model) -> None:
     """Keep rows that see nothing (padding's own) finite in eager attention, whose softmax is float32 in every dtype.
 
     A mask's lowest number is -inf in float32 where it was made in float64, and becomes it in float16 once a score is
-    added. A row of -inf alone is NaN, and 0 times NaN is NaN in every later row. Half of the lowest number is as good.
+    added. A row of -inf alone is NaN. Half of the lowest number is as good.
     """
 
     def clamp(module: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

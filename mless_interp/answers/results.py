@@ -29,6 +29,7 @@ from .graders import GRADERS
 
 NUMBERS = (*GRADERS, "boxed", "cut_off", "n_tokens")
 """What is known of an answer as a number."""
+PRINTED = "second accuracy_second difference difference_ci_low difference_ci_high gained lost n".split()
 ROUNDING = 1e-9
 """Shares of right answers that differ by less are equal."""
 
@@ -75,13 +76,8 @@ class Comparison(Result):
         return self.difference.confidence
 
     @property
-    def shown_to_differ(self) -> bool:
-        """Whether its own test rejects."""
-        return self.p < 1 - self.confidence
-
-    @property
     def sure(self) -> bool:
-        """Whether it rejects corrected, too."""
+        """Whether the test rejects, corrected."""
         return self.p_corrected < 1 - self.confidence
 
     def table(self) -> pd.DataFrame:
@@ -93,8 +89,7 @@ class Comparison(Result):
 
     def printed(self) -> pd.DataFrame:
         """Return the change, and what it rests on."""
-        limits = ["difference_ci_low", "difference_ci_high"]
-        return self.table()[["second", "accuracy_second", "difference", *limits, "gained", "lost", "n", "p"]]
+        return self.table()[[*PRINTED, "p"]]
 
     to_frame = table
 
@@ -116,7 +111,7 @@ class Comparison(Result):
         """Return the test, and what the problems cannot show."""
         found = [f"{self.test[0].upper()}{self.test[1:]} over problems ({self.grader} grades)."]
         reach = 100 * max(abs(self.difference.low), abs(self.difference.high))
-        if self.shown_to_differ or np.isnan(reach):
+        if self.sure or np.isnan(reach):
             return found * bool(self.n)
         return [*found, f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too."]
 
@@ -155,7 +150,7 @@ class Comparisons(Result):
 
     def printed(self) -> pd.DataFrame:
         """Return a row per comparison."""
-        return self.table()[[*self.comparisons[0].printed().drop(columns="p"), "p_corrected"]]
+        return self.table()[[*PRINTED, "p_corrected"]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

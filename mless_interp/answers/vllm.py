@@ -24,12 +24,10 @@ Options = Mapping[str, Any]
 PYTHON = "MLESS_VLLM_PYTHON"
 SCRIPT = Path(__file__).with_name("vllm_process.py")
 WHOLE = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
-"""Every prompt is computed whole: rows kept from another prompt, or made in other chunks, have other last bits, and hooks
-never see them."""
-AT_ONCE = 8192
-"""Tokens that vLLM computes in one pass, unless one prompt has more: without chunks a pass must hold a whole prompt."""
-ROUNDED_TO = 256
-"""Tokens to whose multiple a context is rounded up, so that few batches need a larger one."""
+"""Every prompt is computed whole: rows kept from another prompt, or made in other chunks, have other last bits."""
+AT_ONCE, ROUNDED_TO = 8192, 256
+"""Tokens that vLLM computes in one pass, unless one prompt has more; to whose multiple a context is rounded up, so that few
+batches need a larger one."""
 
 
 @checked

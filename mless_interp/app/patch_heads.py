@@ -122,14 +122,14 @@ def answers_come_back(found: "AccuracyResults") -> str:
     if not cut:
         return "No head that reads is named, so none is cut off from the insertion."
     made, heads = found.compare(inserted, cut[0]), listed(found.settings["treatments"][cut[0]]["knockout"])
-    more = made.shown_to_differ and len(made.gained) > len(made.lost)
+    more = made.sure and len(made.gained) > len(made.lost)
     shown = "this recovers answers" if more else "that answers come back is not shown"
     told = f"{heads} cut off from the insertion, {found.n_groups} other problems: {shown} (p = {made.p:.2g})."
     if len(cut) == 1:
         return f"{told} There is no other set of the same layers and size."
     shares = found.share_right()
     made = found.compare_shares(shares[:, 3:], shares[:, 2:3], ("random sets", cut[0]))
-    better = "" if made.shown_to_differ and len(made.gained) > len(made.lost) else "not "
+    better = "" if made.sure and len(made.gained) > len(made.lost) else "not "
     limits = limits_of(made.difference.low, made.difference.high, "+.1f", scale=100)
     points = f"{100 * float(made.difference.estimate):+.1f} points{limits}, p = {made.p:.2g}"
     random = count_of(len(cut) - 1, "random set")

@@ -69,7 +69,6 @@ class PromptPair:
     inserted: Prompt
     insertion: Any  # an `Insertion`, or `Given`
     boundary_merge: bool = False
-    answer_prefix: str = ""
     answer_prefix_ids: tuple[int, ...] = ()
     answer_ids: tuple[int, ...] = ()
     distractor_ids: tuple[int, ...] = ()
@@ -446,7 +445,7 @@ def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, tem
         except ValueError as error:
             raise ValueError(f"problem {problem.id!r}: {error}") from error
     own = problem.answer_prefix is not None
-    prefix = problem.answer_prefix if own else template.answer_prefix
+    within = bool(problem.answer_prefix if own else template.answer_prefix)
 
     def part(name: str, *, within: bool = False) -> tuple[int, ...]:
         return () if getattr(problem, name) is None else encode_part(tokenizer, problem, name, within=within)
@@ -458,10 +457,9 @@ def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, tem
         inserted=inserted,
         insertion=insertion,
         boundary_merge=template.as_text and [token for token, _ in without_span(inserted)] != list(base.ids),
-        answer_prefix=prefix or "",
         answer_prefix_ids=part("answer_prefix") or of_template,
-        answer_ids=part("answer", within=bool(prefix)),
-        distractor_ids=part("distractor", within=bool(prefix)),
+        answer_ids=part("answer", within=within),
+        distractor_ids=part("distractor", within=within),
         solution_ids=part("solution"),
         template=template,
         tokenizer=tokenizer,

@@ -86,17 +86,13 @@ RUN, LEAST = 5, 10
 
 
 class Several(tuple[Any, ...]):
-    """A tuple of problems or pairs that a notebook echoes in one line; so are its slices."""
+    """A tuple of problems or pairs that a notebook echoes in one line."""
 
     def __repr__(self) -> str:
         first = next(iter(self), None)
         ids = listed((each.id for each in self), 3)
         what = getattr(first, "insertion", None)
         return one_line(f"<{len(self)} x {type(first).__name__}{f', {what.label}' if what else ''}: {ids}>")
-
-    def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        return type(self)(found) if isinstance(at, slice) else found
 
 
 @checked
