@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.arguments import Arguments, check_count, checked, count_of, listed, one_of
 from ..core.heads import Head
-from ..mechanism.decompose import DECOMPOSED, AttentionDecomposition, span_reads
+from ..mechanism.decompose import DECOMPOSED, span_reads
 from ..metrics.patterns import widened
 from ..models.base import Model
 from ..models.memory import rows_per_pass
@@ -44,7 +44,7 @@ Means = tuple[np.ndarray, np.ndarray]
 def transfer(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: AttentionDecomposition | Asked,
+    heads: Asked,
     *,
     fresh: Iterable[PromptPair] | Prepared | None = None,
     contrast: str = "total",
@@ -75,7 +75,7 @@ def transfer(
 
     Parameters
     ----------
-    heads : zero-based heads, what `locate_heads` gave (its named heads), or what `decompose_attention` gave (its heads).
+    heads : zero-based heads, or what `locate_heads` gave (its named heads).
     fresh : problems that are given the means, none of them among `pairs`. Default: every second one of `pairs`.
     contrast : "total" (base -> inserted): given to the plain prompt. "content" (masked -> inserted): to the inserted prompt
         whose span cannot be seen, so that positions are the same. "held" (base -> held): span in place, positions unmoved.
@@ -98,7 +98,7 @@ def transfer(
     derive_generator(seed)
     model.need_rotated("lambda and Sigma")
     prepared = prepare(model, pairs, outcome, signed_for="a transfer")
-    chosen = heads_of(model, heads.heads if isinstance(heads, AttentionDecomposition) else heads, "transfer")
+    chosen = heads_of(model, heads, "transfer")
     search, other = halves(prepared, fresh)
     needed, got = fewest_for(2 * len(CELLS)), f"got {len(search.ids)} and {len(other.ids)}"
     if len(search.ids) < 2 or len(other.ids) < needed:
