@@ -98,11 +98,7 @@ class Picture(Figure):
 
 
 def drawable(text: str) -> str:
-    r"""Return a text as a picture can draw it: control characters and letters that the font lacks as codes, no long lines.
-
-    >>> print(drawable("$x_1$ \x1b[31m"))
-    $x_1$ \x1b[31m
-    """
+    """Return a text as a picture can draw it: control characters and letters that the font lacks as codes, no long lines."""
     lines = visible(text).replace("\t", " ").split("\n")[:MOST_LINES]
     return "".join(map(_letter, "\n".join(shortened(line, LONGEST_LINE) for line in lines)))
 
@@ -114,11 +110,7 @@ def _letter(letter: str) -> str:
 
 
 def shortened(name: str, longest: int = LONGEST_NAME) -> str:
-    """Return a name with its middle left out where it is too long.
-
-    >>> shortened("abcdefghij", 5)
-    'ab…ij'
-    """
+    """Return a name with its middle left out where it is too long: "ab…ij"."""
     return name if len(name) <= longest else f"{name[: longest // 2]}…{name[len(name) - (longest - 1) // 2 :]}"
 
 

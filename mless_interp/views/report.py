@@ -36,11 +36,7 @@ SMALLEST_SHARE = 0.2
 
 
 def colour(share: float) -> str:
-    """Return the colour of a number in -1..1 (beyond is clipped): blue below 0, red above, grey where undefined.
-
-    >>> colour(0.0), colour(1.0), colour(float("nan"))
-    ('#f7f7f7', '#67001f', '#bbbbbb')
-    """
+    """Return the colour of a number in -1..1 (beyond is clipped): blue below 0, red above, grey where undefined."""
     if math.isnan(share):
         return "#bbbbbb"
     stops = np.array([[int(stop[i : i + 2], 16) for i in (0, 2, 4)] for stop in BLUE_TO_RED])
