@@ -99,7 +99,6 @@ class ClaimChecks(Result):
     """)
 
     caption = "The paper's claims, each against its null."
-    reported = ("claim", "verdict", "measured", "null", "n", "above_null", "untrained", "untrained_verdict", "reason")
 
     def __getitem__(self, key: str) -> ClaimCheck:
         return {check.claim.key: check for check in self.checks}[key]
@@ -144,6 +143,9 @@ class ClaimChecks(Result):
     def details(self) -> list[str]:
         made, twins = self.settings, count_of(len(self.twins), "untrained twin")
         return [f"Heads {made.get('heads')} (zero-based), {made.get('insertion')}, {twins}."]
+
+    def printed(self) -> pd.DataFrame:
+        return self.table()[["claim", "verdict", "measured", "measured_ci_low", "measured_ci_high", "null", "n"]]
 
 
 @checked

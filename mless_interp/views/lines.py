@@ -45,8 +45,8 @@ def profiles(
             axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
             if not aligned:
                 _shade_span(axes, profile)
-            title = f"{words_of(profile, 'model', 'insertion')}\n{both_names(head)}" if aligned else ""
-            _label_curve(axes, title, "without the span" if aligned else "whole prompt")
+            title = "\n".join([words_of(profile, "model"), words_of(profile, "insertion"), both_names(head)])
+            _label_curve(axes, title if aligned else "", "without the span" if aligned else "whole prompt")
     return picture
 
 
