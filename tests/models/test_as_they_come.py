@@ -84,10 +84,10 @@ def test_without_a_tokenizer_everything_runs_that_needs_none() -> None:
 
 
 @needs_hooked_transformer
-@pytest.mark.parametrize("name", ["certify_model", "activation_shift", "evaluate_accuracy"])
+@pytest.mark.parametrize("name", ["certify_model", "evaluate_accuracy"])
 def test_where_a_tokenizer_is_needed_what_was_called_is_named(name: str) -> None:
     model, pairs = toy(attn_only=False, d_mlp=16), [toy_pair(3, 4, 7), toy_pair(4, 4, 7)]
-    given = {"certify_model": (), "evaluate_accuracy": ([pair.problem for pair in pairs],)}.get(name, (pairs,))
+    given = ([pair.problem for pair in pairs],) if name == "evaluate_accuracy" else ()
     with pytest.raises(ModelError, match=rf"has no tokenizer, which {name}.* needs: give one, wrap_model\(\.\.\., tok"):
         getattr(mi, name)(model, *given)
     with pytest.raises(TypeError, match=r"without a tokenizer: give it one, wrap_model\(\.\.\., tokenizer=\.\.\.\)"):
