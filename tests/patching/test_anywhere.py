@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS
+from conftest import ARCHITECTURES, BACKENDS, ONE_OF_EACH
 from models_under_test import loaded, pairs_for, problems, without_stepper
 
 import mless_interp as mi
@@ -26,11 +26,14 @@ PLACES: dict[str, dict[str, Any]] = {
     "blocks": {"before": "question", "after": "question", "at": 12},
 }
 PLACE = pytest.mark.parametrize("place", PLACES)
-BEFORE = [
-    *product(("content", "shift", "total"), ("denoising", "noising"), ("z",)),
-    *product(("content",), ("denoising", "noising"), ("knockout",)),
-]
+USUAL = [("content", "denoising", "z"), ("content", "noising", "knockout")]
 """Sweeps (contrast, direction, edit) of a span before the question, on every architecture and backend."""
+OTHERS = [
+    ("content", "noising", "z"),
+    ("content", "denoising", "knockout"),
+    *product(("shift", "total"), ("denoising", "noising"), ("z",)),
+]
+"""The others, on each of both once."""
 ANYWHERE = [
     *product(("content", "presence", "shift", "total", "held"), ("denoising",), ("z",)),
     *product(("computed",), ("denoising", "noising"), ("z", "knockout")),
@@ -64,8 +67,17 @@ def check_whole_passes(model: Model, pairs: tuple[PromptPair, ...], contrast: st
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("sweep", BEFORE, ids=" ".join)
+@pytest.mark.parametrize("sweep", USUAL, ids=" ".join)
 def test_a_sweep_is_one_whole_forward_pass_per_head(
+    architecture: str, backend: str, sweep: tuple[str, str, str], tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    check_whole_passes(model, pairs_for(model, count=1), *sweep)
+
+
+@pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
+@pytest.mark.parametrize("sweep", OTHERS, ids=" ".join)
+def test_so_is_every_other_sweep(
     architecture: str, backend: str, sweep: tuple[str, str, str], tiny_model_dir: Any
 ) -> None:
     model = loaded(tiny_model_dir(architecture), backend)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS
+from conftest import ARCHITECTURES, BACKENDS, ONE_OF_EACH
 from models_under_test import Gated, loaded, pairs_for, planted_here, planted_pairs, without_stepper
 from small_results import attributed
 
@@ -20,8 +20,7 @@ from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.pairs import PromptPair
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("float64", 1e-5)])
 def test_gate_gradients_add_up_to_the_total_effect(
     architecture: str, backend: str, dtype: str, tolerance: float, tiny_model_dir: Any
