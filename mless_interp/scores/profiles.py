@@ -311,9 +311,8 @@ def attention_between_segments(
     def of_problem(pair: PromptPair, tick: Tick) -> dict[str, np.ndarray]:
         tables = {}
         for name in conditions:
-            tables[name] = np.full((*asked.shape, len(segments), len(segments)), np.nan)
-            for layer, masses in _masses(model, pair, name, segments, described.layers, source).items():
-                tables[name][layer] = np.where(asked[layer][:, None, None], masses, np.nan)
+            masses = _masses(model, pair, name, segments, described.layers, source)
+            tables[name] = np.where(asked[..., None, None], masses, np.nan)
             tick(1)
         return tables
 
@@ -328,8 +327,8 @@ def _prompt(pair: PromptPair, condition: str) -> Prompt:
 
 def _masses(
     model: Model, pair: PromptPair, condition: str, segments: Sequence[str], layers: Sequence[int], source: Source
-) -> dict[int, np.ndarray]:
-    """layer -> `[head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
+) -> np.ndarray:
+    """`[layer, head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
     prompt = _prompt(pair, condition)
     n, every = len(prompt), torch.ones(len(prompt), dtype=torch.bool)
     masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
@@ -341,14 +340,11 @@ def _masses(
 
     plan = Plan(received=False, rows={segment: mass_on(mask) for segment, mask in masks.items()})
     run, *_ = reduce_prompt(model, pair.condition(condition), layout, plan, layers=layers, source=source)
-    found = {}
-    for layer in layers:
-        table = np.full((model.info.n_heads, len(segments), len(segments)), np.nan)
-        table[:, [segments.index(dest) for dest in masks]] = 0.0  # nobody reads a segment that is not there
+    found = np.full((model.info.n_layers, model.info.n_heads, len(segments), len(segments)), np.nan)
+    found[:, :, [segments.index(dest) for dest in masks]] = 0.0  # nobody reads a segment that is not there
+    for layer, (dest, mask) in product(layers, masks.items()):
         for src, rows in run[layer].of("rows").items():
-            for dest, mask in masks.items():
-                table[:, segments.index(dest), segments.index(src)] = segment_mean(rows.cpu(), mask).numpy()
-        found[layer] = table
+            found[layer, :, segments.index(dest), segments.index(src)] = segment_mean(rows.cpu(), mask).numpy()
     return found
 
 

@@ -300,7 +300,6 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
         (lambda: received.received_sums(HALF, rows=SINK), "rows must be a boolean mask"),
         (lambda: recovery.aligned_recovery(THREE, THREE, tokens=SINK), "^tokens must be a boolean mask"),
         (lambda: recovery.onset_step(torch.ones(5), span=mask(1, 3, n=5)), "only defined for one block"),
-        (lambda: recovery.running_median(THREE, width=4), "odd number of tokens, got 4"),
         (lambda: attention.total_variation(HALF[0], HALF[0, :2]), "over the same tokens, got 3 and 2"),
         (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 3])), r"in 0 to 2, got \[1, 3\]"),
         (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 1])), "strictly increasing"),

@@ -40,8 +40,8 @@ def hand_pair() -> PromptPair:
     return mi.pairs_from_ids([[5, 9, 9, 6, 7]], [1], span=(1, 3))[0]
 
 
-def cache_of(pattern: torch.Tensor, layers: int = 1) -> dict[str, torch.Tensor]:
-    return {site(layer, "attn.hook_pattern"): pattern[None, None] for layer in range(layers)}
+def cache_of(pattern: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {site(0, "attn.hook_pattern"): pattern[None, None]}
 
 
 def close(one: HeadScores, other: HeadScores) -> None:
@@ -314,7 +314,6 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tiny_mod
         ),
         (cache_of(A1), {"metrics": ["js_distance"]}, "js_distance needs more than patterns .*use score_heads"),
         (cache_of(A1), {"base": cache_of(A1)}, r"the cache holds 5 and 5 tokens, .* have 3 \(base\) and 5"),
-        (cache_of(A1, 2), {"windows": (None,)}, "windows must name every layer: 2 layers, got 1"),
     ],
 )
 def test_unusable_caches_are_named(cache: Any, options: dict[str, Any], message: str) -> None:
