@@ -20,7 +20,7 @@ from ..prompts.problems import Problem
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import progress_bar
-from ..runtime.results import Result, Shown, ShownTable
+from ..runtime.results import Result
 from .identities import IDENTITIES, Case, Identity, tolerance_of
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"
@@ -55,6 +55,7 @@ class Certificate(Result):
     verdicts: tuple[Verdict, ...]
     prompts: tuple[Settings, ...]
 
+    caption = "Self-check and exact identities."
     columns = columns_of("""
         name | identity | | what is checked
         says | says | | what must hold
@@ -73,8 +74,10 @@ class Certificate(Result):
         return tuple(verdict for verdict in self.verdicts if verdict.status == FAIL)
 
     def table(self) -> pd.DataFrame:
-        """Return one row per line: of all prompts the largest error."""
-        return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts])
+        """Return one row per line, failed ones first: of all prompts the largest error."""
+        table = pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts])
+        table = table[["name", "status", "error", "tolerance", "says", "reason"]]
+        return table.sort_values("status", key=lambda each: each != FAIL, kind="stable", ignore_index=True)
 
     to_frame = table
 
@@ -109,13 +112,6 @@ class Certificate(Result):
     def reasons(self) -> list[str]:
         """Return why lines failed or do not apply, a sentence each."""
         return [f"{each.name}, {each.status}: {each.reason.rstrip('.')}." for each in self.verdicts if each.reason]
-
-    def printed(self) -> pd.DataFrame:
-        table = self.table()[["name", "status", "error", "tolerance", "says", "reason"]]
-        return table.sort_values("status", key=lambda each: each != FAIL, kind="stable")
-
-    def shown(self) -> Shown:
-        return Shown((ShownTable(self.printed(), "Self-check and exact identities."),))
 
 
 @checked
