@@ -213,6 +213,18 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     return directory
 
 
+@pytest.fixture(scope="session")
+def planted_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small planted model (reader L0H2, mediator L1H4) and its 28 problems."""
+    from mless_interp.core.heads import Head
+    from mless_interp.ground_truth.planted import planted_model
+
+    folder = tmp_path_factory.mktemp("planted") / "model"
+    made = planted_model(readers=[Head(0, 2)], mediators=[Head(1, 4)], n_heads=8, n_key_value_heads=2, seed=5)
+    made.save(folder, n_problems=28)
+    return folder
+
+
 @pytest.fixture
 def nothing_is_remembered() -> None:
     """No answer of math-verify that an earlier test got."""

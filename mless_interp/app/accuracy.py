@@ -2,25 +2,21 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-from ..core.arguments import count_of, one_of
+from ..core.arguments import one_of
 from .command_line import Asking, Backend, chosen_insertion, chosen_names, chosen_place, option
 from .run_folder import Computed, Kept, Presented, Report, program
 
 if TYPE_CHECKING:
-    from ..answers import AccuracyResults, Treatment
+    from ..answers import Treatment
 
 TREATMENTS = "none mless mful random_sentence arm".split()
-N_READ = 12
-"""Problems whose answers the page shows, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
-    backend: Backend = option(
-        "bridge", "bridge or nnsight (answers with a cache), hooked_transformer (much slower), auto."
-    )
+    backend: Backend = option("bridge", "bridge or nnsight (with a cache), hooked_transformer (much slower), auto.")
     limit: int = 500
     treatments: str = option(
         "none,mless,mful,random_sentence,arm",
@@ -39,13 +35,11 @@ class Options(Asking):
     top_p: float = option(1.0, "Nucleus of the sampling.", min=1e-9, max=1)
     max_new_tokens: int | None = None
     batch_size: int | None = option(None, "Prompts at once. [default: sized to memory]", min=1)
-    engine: str = option(
-        "auto",
-        "auto, hugging_face, forward, vllm (insertions only), or processes, ray: hugging_face on several workers.",
+    engine: Literal["auto", "hugging_face", "forward", "vllm", "processes", "ray"] = option(  # type: ignore[assignment]
+        "auto", "Who writes answers; vllm: insertions only; processes, ray: hugging_face on several workers."
     )
     vllm_python: str | None = option(None, "vllm: its environment's interpreter. [default: $MLESS_VLLM_PYTHON]")
     tensor_parallel_size: int = option(1, "vllm: number of GPUs that share the model.", min=1)
-    engines: ClassVar[tuple[str, ...]] = ("auto", "hugging_face", "forward", "vllm")
     out: Path = Path("results/accuracy")
 
 
@@ -73,17 +67,14 @@ def compute(options: Options) -> Computed:
     elif options.vllm_python is not None or options.tensor_parallel_size != 1:
         raise ValueError("--vllm-python and --tensor-parallel-size are for --engine vllm")
     treatments = [_treatment(options, name) for name in names]
-    asked = options.chosen("n_samples", "temperature", "top_p", "max_new_tokens", "batch_size") | {"engine": engine}
-    check_asked(treatments, **asked)
-    model = options.load(*(each.insertion for each in treatments if each.insertion is not None))
     if knocked_out is not None:
         treatments.append(replace(_treatment(options, "mless"), knockout=knocked_out, name="knockout"))
-    how = {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}
-    found = evaluate_accuracy(model, questions, treatments, **asked, **how)
-    by_id = {each.id: each.question for each in questions}
-    first = list(dict.fromkeys([*_flipped(found), *found.problem_ids]))  # those that change, then the others
-    facts = {"n_problems": len(questions), "questions": {name: by_id[name] for name in first[:N_READ]}}
-    return Computed({"AccuracyResults": found}, model, facts=facts)
+    how = options.chosen("n_samples", "temperature", "top_p", "max_new_tokens", "batch_size") | {"engine": engine}
+    check_asked(treatments, **how)
+    how |= {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}
+    model = options.load(*(each.insertion for each in treatments if each.insertion is not None))
+    found = evaluate_accuracy(model, questions, treatments, **how)
+    return Computed({"AccuracyResults": found}, model, facts={"n_problems": len(questions)})
 
 
 def _treatment(options: Options, name: str) -> "Treatment":
@@ -98,17 +89,8 @@ def _treatment(options: Options, name: str) -> "Treatment":
         arm = ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=options.seed)
         return Treatment(arm=arm, name=name)
     named, unit = {"mless": ("meaningless", options.unit), "mful": ("meaningful", options.word)}.get(kind, (kind, None))
-    where = place or options.place
-    return Treatment(
-        chosen_insertion(named, unit, n_tokens=options.n_tokens, seed=options.seed, place=where), name=name
-    )
-
-
-def _flipped(found: "AccuracyResults") -> list[str]:
-    """Return problems that are right (most samples) under one treatment and wrong under another, in their order."""
-    right = found.share_right() > 0.5
-    moved = right.any(1) & (found.share_right() <= 0.5).any(1)  # NaN, not run, is neither
-    return [problem for problem, changed in zip(found.problem_ids, moved, strict=True) if changed]
+    inserted = chosen_insertion(named, unit, place=place or options.place, **options.chosen("n_tokens", "seed"))
+    return Treatment(inserted, name=name)
 
 
 def present(kept: Kept) -> Presented:
@@ -117,28 +99,17 @@ def present(kept: Kept) -> Presented:
 
     found = kept.results["AccuracyResults"]
     compared = found.compare_all() if len(found.treatments) > 1 else None
-    answers, picture = found.to_frame(), views.accuracy_bars(found)
+    files = {"accuracy.csv": found.table(), "completions.jsonl": found.to_frame()}
+    files["accuracy.png"] = picture = views.accuracy_bars(found)
+    if compared is not None:
+        files["comparisons.csv"] = compared.to_frame()
 
     def page() -> Report:
         question = f"Does any of {', '.join(found.treatments)} change the answers?"
-        made = kept.page("Accuracy under insertions", question, found)
         caption = "Share of right answers by treatment, with 95 % intervals over problems."
-        made = made.result(found, pictures={caption: picture})
-        if compared is not None:
-            made = made.result(compared, heading="Against the first treatment")
-        texts, n = kept.run["questions"], count_of(len(found.problem_ids), "problem")
-        flips = f"{len(_flipped(found))} of {n} are right under one treatment and wrong under another."
-        shown = answers[answers["problem"].isin(texts) & (answers["sample"] == answers["sample"].min())]
-        shown = shown.sort_values("problem", key=lambda names: names.map(list(texts).index), kind="stable")
-        shown = shown.assign(completion=shown["completion"].str[-400:], gold=shown.get("gold"))
-        columns = {"problem": "", "strict": "right", "treatment": "", "completion": "answer", "gold": "key"}
-        made = made.heading("Answers, problems that change first").sentence(flips)
-        made = made.table(shown, "Answers as they came (their last 400 characters).", columns=columns)
-        return made.sentence(*(f"{name}: {text}" for name, text in texts.items()))
+        made = kept.page("Accuracy under insertions", question, found).result(found, pictures={caption: picture})
+        return made if compared is None else made.result(compared, heading="Against the first treatment")
 
-    files = {"accuracy.csv": found.table(), "completions.jsonl": answers, "accuracy.png": picture}
-    if compared is not None:
-        files["comparisons.csv"] = compared.to_frame()
     return Presented(files, page)
 
 

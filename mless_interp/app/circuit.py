@@ -25,20 +25,14 @@ class Options(Pairing):
     model: str = argument("demo", MODEL_HELP, callback=is_model, metavar="MODEL")
     heads: str | None = None
     limit: int = option(64, "Number of problems that name the heads, from the first one; with --heads all.", min=1)
-    confirm: int | None = option(
-        None,
-        f"Number of fresh problems that measure the circuit; 0: none. [default: {N_CONFIRM}; with --heads 0]",
-        min=0,
-    )
+    confirm: int | None = option(None, f"Fresh problems that measure. [default: {N_CONFIRM}; with --heads 0]", min=0)
     by: str | None = None
     most_heads: int = option(8, "Maximum number of heads in the circuit (largest effects first).", min=1)
     contrast: Literal["content", "computed", "inside", "replaced"] = option(
         "content",
         f"{as_words({name: CONTRASTS[name] for name in OF_CIRCUITS})}. The last three without tokens and transfer.",
     )
-    mlps: Literal["auto", "all", "none"] = option(
-        "auto", "MLPs as nodes: all, none, or auto (all if there are problems enough for that many edges)."
-    )
+    mlps: Literal["auto", "all", "none"] = option("auto", "MLPs as nodes; auto: all if there are problems enough.")
     n_rows: int = option(8, "Tokens from each end of the question at which sites and heads are patched.", min=1)
     without: str = option("", f"Leave out, with commas: {', '.join(PARTS)}.")
     outcome: SignedOutcome = "answer_logprob"
@@ -76,19 +70,38 @@ def compute(options: Options) -> Computed:
     from ..circuits.locate import locate_heads
 
     model, (pairs, others) = options.begin(*parts)
-    common = options.chosen("outcome", "contrast") | options.common
-    fresh, left_out = others or None, chosen_names(options.without)
+    common, fresh = options.chosen("outcome", "contrast") | options.common, others or None
     heads: Any = options.heads_of()
     if heads is None:
         kept = options.partial / "located"
         heads = locate_heads(model, pairs, confirm=fresh, by=options.by, checkpoint=kept, **common)
-    wanted = [name for name in PARTS if name not in left_out]
-    how = options.chosen("mlps", "n_rows", "most_heads")
-    circuit = trace_circuit(model, pairs, heads, fresh=fresh, parts=wanted, checkpoint=options.partial, **how, **common)
+    wanted = [name for name in PARTS if name not in chosen_names(options.without)]
+    how = options.chosen("mlps", "n_rows", "most_heads") | common
+    circuit = trace_circuit(model, pairs, heads, fresh=fresh, parts=wanted, checkpoint=options.partial, **how)
     same = "The circuit uses the same problems that selected the heads, so it describes how they act, not whether."
     notes = [same] * bool(circuit.heads and circuit.located is not None and not fresh)
     facts = {"n_problems": len(pairs), "n_fresh": len(others)}
     return Computed({"Circuit": circuit}, model, [*others, *pairs], facts=facts, notes=notes)
+
+
+COUNTED = "Tokens are counted from both ends: 0 comes first after the insertion, -1 predicts the answer."
+DRAWN = {
+    "direct": "What each head writes straight to the logits, and what goes through later parts: means, which add up.",
+    "edges": "Edges that are needed (denoising), as shares.",
+    "sufficient": "Edges that suffice (noising), as shares.",
+    "sites": f"Layers and tokens where the effect passes; resid_pre is the stream before a layer. {COUNTED}",
+    "positions": f"Tokens of the question through which a head acts, and parts of the span that it reads. {COUNTED}",
+    "writes": "Tokens promoted and suppressed, and those whose keys are preferred and avoided.",
+    "sets": "Sets of heads that see the span alone, or alone do not, head by head.",
+    "transfer": "Prompts without the insertion whose heads are moved as it moves them.",
+}
+"""The caption of a part's picture."""
+
+
+def pictures_of(circuit: "Circuit") -> dict[str, Any]:
+    """Return the picture of each part; none of edges where there are none, which the part's answer says."""
+    graphs = ("edges", "sufficient")
+    return {name: part.plot() for name, part in circuit.parts().items() if name not in graphs or not part.why_none()}
 
 
 def present(kept: Kept) -> Presented:
@@ -96,62 +109,22 @@ def present(kept: Kept) -> Presented:
     from .. import views
 
     circuit = kept.results["Circuit"]
-    located, shown = circuit.located, [name for name in PARTS if getattr(circuit, name) is not None]
-    files: dict[str, object] = {}
-    if located is not None:
+    pictures = pictures_of(circuit)
+    files: dict[str, object] = {f"{name}.png": picture for name, picture in pictures.items()}
+    files |= {f"{name}.csv": part.table() for name, part in circuit.parts().items()}
+    if (located := circuit.located) is not None:
         files |= {"heads.csv": located.table(), "head_map.png": views.head_map(located)}
-    for name in shown:
-        files[f"{name}.csv"] = getattr(circuit, name).table()
-        for at, picture in enumerate(pictures_of(circuit, name).values()):
-            if picture is not None:
-                files[f"{name}_{at}.png" if at else f"{name}.png"] = picture
     if circuit.edges is not None:
         files["edges.parquet"] = circuit.edges.to_frame()
-    return Presented(files, lambda: _page(kept, circuit))
+    return Presented(files, lambda: page_of(kept, pictures))
 
 
-# ------------------------------------------------------------------------------------------------------------- the page
-
-COUNTED = "Tokens are counted from both ends: 0 comes first after the insertion, -1 predicts the answer."
-DRAWN = {
-    "direct": "What each head writes straight to the logits, and what goes through later parts: means, which add up.",
-    "sites": f"Layers and tokens where the effect passes; resid_pre is the stream before a layer. {COUNTED}",
-    "positions": f"Tokens of the question through which a head acts, and parts of the span that it reads. {COUNTED}",
-    "writes": "Tokens promoted and suppressed, and those whose keys are preferred and avoided.",
-    "sets": "Sets of heads that see the span alone, or alone do not, head by head.",
-    "transfer": "Prompts without the insertion whose heads are moved as it moves them.",
-}
-"""The caption of a part's picture; edges have two."""
-
-
-def pictures_of(circuit: "Circuit", name: str) -> dict[str, object]:
-    """Return the pictures of a part by caption; of edges one of each direction, None where there are no edges."""
-    if name != "edges":
-        return {DRAWN[name]: getattr(circuit, name).plot()}
-    found: dict[str, object] = {}
-    both = {"Edges that are needed (denoising)": circuit.edges, "Edges that suffice (noising)": circuit.sufficient}
-    for caption, edges in both.items():
-        assert edges is not None  # both directions are one part
-        why = edges.why_none()
-        found[f"{caption}: none. {why}" if why else f"{caption}, as shares."] = None if why else edges.plot()
-    return found
-
-
-def shown_part(page: Report, name: str, circuit: "Circuit") -> Report:
-    """Add a part to the page: its answer, its pictures, its table; what it says besides is folded."""
-    found, pictures, enough = getattr(circuit, name), pictures_of(circuit, name), circuit.sufficient
-    drawn = {caption: picture for caption, picture in pictures.items() if picture is not None}
-    page = page.answered(found.headline()).result(found, heading=None, pictures=drawn, first=found.caveats())
-    page = page.sentence(*(caption for caption in pictures if caption not in drawn))
-    if name != "edges" or enough is None or enough.why_none():
-        return page
-    return page.folded("Edges that suffice", page.blank().result(enough, heading=None))
-
-
-def _page(kept: Kept, circuit: "Circuit") -> Report:
+def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
+    """Tell the circuit part by part: the answer, its picture and table; what it says besides is folded."""
     from .. import views
     from ..circuits.circuit import PARTS as HEADINGS
 
+    circuit: Circuit = kept.results["Circuit"]
     question = "Which heads carry the insertion's effect, on whom do they act, where, and by what?"
     page, located = kept.page("From heads to a circuit", question, circuit), circuit.located
     if located is not None:
@@ -160,12 +133,14 @@ def _page(kept: Kept, circuit: "Circuit") -> Report:
         page = page.result(located, heading=None, pictures=effects)
         if not circuit.heads:
             page = page.sentence("No head, no circuit: nothing further was measured.")
-    for name in PARTS:
-        why = circuit.left_out.get(name, "not asked for")
-        if getattr(circuit, name) is not None:
-            page = shown_part(page.heading(HEADINGS[name]), name, circuit)
-        elif why != "not asked for":
-            page = page.heading(HEADINGS[name]).answered(f"Not measured: {why}.")
+    headings = {"edges": HEADINGS["edges"], "sufficient": "Which edges suffice"}
+    for name, heading in ({"direct": HEADINGS["direct"]} | headings | HEADINGS).items():
+        if (part := getattr(circuit, name)) is not None:
+            drawn = {DRAWN[name]: pictures[name]} if name in pictures else {}
+            page = page.heading(heading).answered(part.headline())
+            page = page.result(part, heading=None, pictures=drawn, first=part.caveats())
+        elif (why := circuit.left_out.get(name, "not asked for")) != "not asked for":
+            page = page.heading(heading).answered(f"Not measured: {why}.")
         if name == "edges" and (without := circuit.left_out.get("MLPs")):
             page = page.sentence(f"Edges are traced without MLPs: {without}.")
     across = "Corrected p-values hold within each part (edges: both directions together), not across parts."

@@ -1,4 +1,4 @@
-"""What every command shares: options, how it begins and is stopped, one line for wrong input, a command to repeat.
+"""What every command shares: options, their help, one line for wrong input, a command to repeat.
 
 A command is a dataclass of options, most of them inherited (`Saving` to `Pairing`), and a function of it.
 """
@@ -17,18 +17,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 import typer.core
 from typer import Argument, Option
 
-from ..core.arguments import Arguments, beside, count_of, nearest, one_of
+from ..core.arguments import Arguments, beside, nearest
 from ..core.heads import Head, check_heads
-from ..prompts.conditions import CONTRASTS
-from ..prompts.problems import Problem, whole_groups
+from ..prompts.problems import Problem, problems_of, whole_groups
 from ..runtime import folders
-from ..runtime.engines import Engine, Processes, RayWorkers, Shard, ShardDone, here
+from ..runtime.engines import Engine, Processes, RayWorkers, Shard, here
 from ..runtime.loop import out_of_memory
 from ..runtime.text_safety import visible
 
@@ -76,7 +75,7 @@ def is_model(name: str | None) -> str | None:
         return name
     if name.startswith((".", "/", "~")) or name.count("/") > 1:  # a hub id has one slash at most
         raise _not_there("directory", path)
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub import HfApi, try_to_load_from_cache
 
     why = "the hub has no model of that name"
     try:
@@ -84,9 +83,7 @@ def is_model(name: str | None) -> str | None:
             return name
     except Exception as error:  # noqa: BLE001 - of its client's kinds: no network, offline mode, a name that no id has
         why = str(error).partition("\n")[0]
-    cached = (each.name.removeprefix("models--") for each in Path(constants.HF_HUB_CACHE).glob("models--*"))
-    meant = nearest(name, ["demo", *beside(path), *(each.replace("--", "/") for each in cached)])
-    raise typer.BadParameter(f"there is no model {name!r}{meant}: no directory, and not in the hub's cache; {why}")
+    raise _not_there("model", path, f": no directory, and not in the hub's cache; {why}")
 
 
 def is_file(name: str | None) -> str | None:
@@ -96,11 +93,10 @@ def is_file(name: str | None) -> str | None:
     return name
 
 
-def _not_there(what: str, path: Path) -> typer.BadParameter:
-    """The refusal of a path, with the most similar name in its folder."""
-    whole = path.absolute()
-    meant = nearest(whole.name, ["demo", "math500", *beside(whole)])
-    return typer.BadParameter(f"there is no {what} {str(whole)!r}{meant}")
+def _not_there(what: str, path: Path, why: str = "") -> typer.BadParameter:
+    """Return the refusal of a path, with the most similar name in its folder."""
+    meant = nearest(path.name, ["demo", "math500", *beside(path.absolute())])
+    return typer.BadParameter(f"there is no {what} {str(path if why else path.absolute())!r}{meant}{why}")
 
 
 # ----------------------------------------------------------------------------------------------------------------- options
@@ -111,8 +107,8 @@ PANELS = {
     "Output": "out report overwrite json_file as_json".split(),
     "Advanced": (
         "engine workers gpus_per_worker address shard wait backend dtype tf32 device device_map max_memory offload_folder "
-        "quantization_config attention n_before n_context n_answer template place by layers heads direction edit seed "
-        "no_progress rows show batch_size vllm_python tensor_parallel_size memory tflops"
+        "quantization_config attention template place by layers heads direction edit seed no_progress rows batch_size "
+        "vllm_python tensor_parallel_size memory tflops"
     ).split(),
 }
 """The headings under which `--help` lists options, in this order; all others are under the first."""
@@ -121,23 +117,17 @@ SHARED = {
     "model": Option(callback=is_model, help=MODEL_HELP),
     "problems": Option(
         callback=is_file,
-        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts between blank "
-        "lines that the model continues (with --template text). [default: the model's own]",
+        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or (with --template text) a .txt file of "
+        "texts between blank lines. [default: the model's own]",
     ),
     "limit": Option(min=1, help="Number of problems, from the first on."),
     "n_tokens": Option(min=1, help="Length of the insertion in tokens. [default: 55; text and ids: as given]"),
-    "place": Option(
-        help="before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX; several with commas share tokens."
-    ),
+    "place": Option(help="before- or after-SEGMENT (question, system, template, bos), at-INDEX; several share tokens."),
     "layers": Option(help="Only these layers, zero-based: 0,2-4."),
     "heads": Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21."),
-    "by": Option(
-        help="Also name heads that act in some problems only: by 'answer', or by a tag that all problems have."
-    ),
+    "by": Option(help="Also name heads that act in some problems only: by 'answer', or a tag of all problems."),
     "outcome": Option(help="Outcome to measure."),
-    "twins": Option(
-        min=0, help="Untrained twins (weights drawn anew) measured alike; each costs as much as the model. 0: none."
-    ),
+    "twins": Option(min=0, help="Untrained twins, measured alike; each costs as much as the model. 0: none."),
     "max_new_tokens": Option(min=1, help="Longest answer. [default: 2048, or what the context leaves]"),
     "out": Option(help="Folder for the results; it appears only when they are whole."),
 }
@@ -160,8 +150,9 @@ def argument(default: object, help: str, **how: Any) -> Any:
 class Saving:
     """The options of every analysis: who computes, and where results are written."""
 
-    engine: str = option(
-        "serial", "serial, processes (copies of this one; Linux, small models on the CPU), or ray (an extra)."
+    engine: Literal["serial", "processes", "ray"] = option(
+        "serial",
+        "processes: copies of this one (Linux, small models on the CPU); ray (an extra): workers with a model each.",
     )
     workers: int = option(2, "processes, ray: how many.", min=1)
     gpus_per_worker: float = option(0.0, "ray: GPUs that each worker reserves.", min=0)
@@ -174,8 +165,9 @@ class Saving:
     overwrite: bool = option(False, "Replace an existing folder.", "--overwrite")
     no_progress: bool = option(False, "No progress bars.", "--no-progress")
 
-    engines: ClassVar[tuple[str, ...]] = ("serial",)
-    """What `--engine` may name besides processes and ray."""
+    def __post_init__(self) -> None:
+        if self.wait and self.shard is None:
+            raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
 
     @property
     def partial(self) -> Path:
@@ -183,23 +175,19 @@ class Saving:
         return self.out.with_name(f".{self.out.name}.partial")
 
     @property
-    def part(self) -> Shard | None:
-        """The part of the work; None for all of it."""
-        return None if self.shard is None else replace(Shard.parse(self.shard), wait=self.wait)
-
-    @property
     def kept(self) -> Path:
         """The folder of results between their computing and their showing."""
         return self.partial / folders.COMPUTED
 
     @property
-    def progress(self) -> bool:
-        return not self.no_progress
+    def part(self) -> Shard | None:
+        """The part of the work; None for all of it."""
+        return None if self.shard is None else replace(Shard.parse(self.shard), wait=self.wait)
 
     @property
     def common(self) -> Arguments:
         """The options of every analysis of the library."""
-        return {"progress": self.progress, "seed": self.seed}
+        return {"progress": not self.no_progress, "seed": self.seed}
 
     def chosen(self, *names: str) -> Arguments:
         """Return these options by name."""
@@ -207,15 +195,9 @@ class Saving:
 
     def say(self, text: str) -> None:
         """Say on standard error what is being done where no bar moves."""
-        if self.progress:
+        if not self.no_progress:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
-
-    def __post_init__(self) -> None:
-        """Refuse what can be known to be wrong before anything is imported for the run."""
-        one_of(self.engine, [*self.engines, "processes", "ray"], "engine")
-        if self.wait and self.shard is None:
-            raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
 
     def computing(self) -> Engine:
         """Return who computes: `--engine` and `--shard`."""
@@ -235,18 +217,14 @@ class Loading:
     dtype: Dtype = option("float32", "Precision of weights and activations.")
     tf32: bool = option(True, "On a GPU, multiply float32 in TF32 (10 bits), several times as fast.")
     device: str | None = option(None, "cpu, cuda, cuda:1 ... [default: a GPU if there is one]")
-    device_map: str | None = option(
-        None, "Spread the model over devices (nnsight, bridge): auto, balanced, sequential, or JSON."
-    )
+    device_map: str | None = option(None, "Spread over devices (nnsight, bridge): auto, balanced, sequential, or JSON.")
     max_memory: str | None = option(None, 'With --device-map auto: limit of each device, as {"0": "20GiB"}.')
     offload_folder: str | None = option(None, "Where --device-map puts weights on the disk (nnsight).")
-    quantization_config: str | None = option(
-        None, 'Quantise while loading: {"quant_method": "bitsandbytes", "load_in_4bit": true}.'
-    )
+    quantization_config: str | None = option(None, 'As {"quant_method": "bitsandbytes", "load_in_4bit": true}.')
     attention: Attention = option("eager", "Kernel. sdpa (nnsight) is fast and lean, and shows no patterns.")
 
     def loading(self) -> Arguments:
-        """Return all of them as `load_model` takes them; `ValueError` for what cannot be read."""
+        """Return all of them as `load_model` takes them."""
         if self.device is not None and not re.fullmatch(r"cpu|(cuda|mps|xpu|npu|hpu)(:\d+)?", self.device):
             raise ValueError(f"--device: {self.device!r} is no device; write cpu, cuda or cuda:1")
         names = ("backend", "dtype", "tf32", "device", "offload_folder", "device_map")
@@ -270,11 +248,6 @@ class Asking(Loading, Saving):
     model: str = "demo"
     problems: str | None = None
     limit: int = 32
-    n_before: int | None = option(None, "Texts of a .txt file: tokens before the insertion. [default: 16]", min=1)
-    n_context: int | None = option(None, "Texts of a .txt file: tokens before the continuation. [default: 64]", min=2)
-    n_answer: int | None = option(
-        None, "Texts of a .txt file: tokens of the continuation, at least. [default: 1]", min=1
-    )
     template: Template = option("raw", "raw, raw_as_sent (doubled braces), text (adds nothing) or chat.")
 
     def __post_init__(self) -> None:
@@ -289,17 +262,12 @@ class Asking(Loading, Saving):
         layer = getattr(self, "layer", 0)
         if shape is not None and layer >= shape[0]:
             raise ValueError(f"--layer {layer} is out of range (zero-based): the model has layers 0 to {shape[0] - 1}")
-        return chosen_heads(
-            getattr(self, "heads", getattr(self, "knockout", None)), getattr(self, "layers", None), shape
-        )
+        heads = getattr(self, "heads", getattr(self, "knockout", None))
+        return chosen_heads(heads, getattr(self, "layers", None), shape)
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
         """Return the first problems of the source (None: all)."""
-        from ..prompts.texts import problems_of
-
-        sizes = self.chosen("n_before", "n_context", "n_answer")
-        given = {name: size for name, size in sizes.items() if size is not None}
-        found = problems_of(self.model, self.problems, limit=limit, **given)
+        found = problems_of(self.model, self.problems, limit=limit)
         check_key(found, "--by", getattr(self, "by", None))
         return found
 
@@ -317,9 +285,7 @@ class Asking(Loading, Saving):
             return [replace(self, limit=count).questions() if count else () for count in counts.values()]
         found = whole_groups(self.first(wanted), *counts.values())
         if len(found) < wanted:
-            raise ValueError(
-                f"{' and '.join(asked)} need {wanted} problems, there are {len(found)}: give smaller numbers"
-            )
+            raise ValueError(f"{' and '.join(asked)} need {wanted} problems, there are {len(found)}: ask for fewer")
         return split(found, counts.values())
 
     def load(self, *fillers: "Insertion") -> "Model":
@@ -332,9 +298,7 @@ class Asking(Loading, Saving):
         self.heads_of(shape_of(self.model))
         for filler in fillers:
             check_length(filler, context_of(self.model), self.model)
-            pairs_of_any(
-                tokenizer_of_model(self.model), self.first(1), filler, template=getattr(self, "template", "raw")
-            )
+            pairs_of_any(tokenizer_of_model(self.model), self.first(1), filler, template=self.template)
         return load_model(self.model, **options).on(engine)
 
 
@@ -345,8 +309,8 @@ class Inserting(Asking):
     insertion: Kind = option("meaningless", "Kind of insertion.")
     unit: str | None = option(
         None,
-        "The repeated unit, word or text [default: ' /' or 'he']; for from_key a key of the problems, for repeat_question a "
-        "number, for ids token ids (5,6), for pause a token.",
+        "The repeated unit, word or text [default: ' /' or 'he']; from_key: a key of the problems; repeat_question: a number; "
+        "ids: token ids (5,6); pause: a token.",
     )
     n_tokens: int | None = None
     place: str = "before-question"
@@ -378,66 +342,27 @@ class Pairing(Inserting):
     )
 
     @functools.cached_property
-    def given(self) -> "dict[str, PromptPair]":
-        """The pairs of `--pairs` by id; `ValueError` beside options of how prompts are made."""
+    def given(self) -> "tuple[PromptPair, ...]":
+        """The pairs of `--pairs`; `ValueError` beside options of how prompts are made."""
         from ..prompts.own_ids import pairs_from_file
 
-        of_texts = "problems template insertion unit n_tokens place n_before n_context n_answer".split()
+        of_texts = "problems template insertion unit n_tokens place".split()
         used = [name for name in of_texts if getattr(self, name) != type(self).__dataclass_fields__[name].default]
         if used:
             raise ValueError(f"--pairs holds whole prompts: leave out --{used[0].replace('_', '-')}")
-        found, contrast = pairs_from_file(self.pairs or ""), CONTRASTS[getattr(self, "contrast", "content")]
-        for pair in found:
-            contrast.start(pair, contrast.conditions[1])
-        named = {pair.id: pair for pair in found}
-        if len(named) < len(found):
-            raise ValueError(f"--pairs: {len(found) - len(named)} ids are given twice: leave copies out")
-        return named
+        return pairs_from_file(self.pairs or "")
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
-        if self.pairs is None:
-            return super().first(limit)
-        return tuple(pair.problem for pair in self.given.values())[:limit]
+        return super().first(limit) if self.pairs is None else tuple(pair.problem for pair in self.given[:limit])
 
     def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
         if self.pairs is None:
             return super().begin(*parts)
-        return self.load(), [tuple(self.given[problem.id] for problem in part) for part in parts]
+        ids = [{problem.id for problem in part} for part in parts]
+        return self.load(), [tuple(pair for pair in self.given if pair.id in some) for some in ids]
 
 
-# ------------------------------------------------------------------------------------------------ beginning and ending
-
-
-def analysis(main: Callable[[Any], None], options: type[Saving], *, name: str = "analysis") -> typer.Typer:
-    """Return the program of a function of one dataclass of `options`; the function's docstring explains it.
-
-    A folder that may not be replaced is refused before anything begins. A run that is stopped says what it kept and how to go
-    on; one that ended before it kept anything leaves no hidden folder.
-    """
-
-    @functools.wraps(main)
-    def command(asked: Saving) -> None:
-        only: Arguments = {"overwrite": asked.overwrite, "analysis": name, "shard": asked.part}
-        try:
-            with plain_warnings(), folders.claimed(asked.out, **only):
-                if done := folders.finished_steps(asked.partial):
-                    asked.say(f"going on from {count_of(done, 'finished step')}, kept in {asked.partial} ...")
-                main(asked)
-        except ShardDone as ended:
-            tell(f"{visible(str(ended))}: {repeat_command()}")
-        except KeyboardInterrupt:
-            if (asked.kept / folders.RUN).is_file():
-                kept = f"the results are computed and kept in {asked.kept}; go on with: mless-interp report {asked.out}"
-            elif done := folders.finished_steps(asked.partial):
-                kept = f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command goes on from there"
-            else:
-                kept = "nothing had finished yet; the same command starts again"
-            sys.stderr.write(f"stopped: {kept}\n")
-            raise SystemExit(130) from None
-
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(cls=Command)(one_line_errors(of_options(command, options)))
-    return app
+# ------------------------------------------------------------------------------------- help, errors and warnings in a line
 
 
 def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[str] = ()) -> Callable[..., None]:
@@ -452,11 +377,11 @@ def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[
         if field.name not in without:
             shown = field.metadata.get("typer") or SHARED[field.name]
             shown.rich_help_panel = next((each for each, names in PANELS.items() if field.name in names), "Options")
-            how: Arguments = {"annotation": Annotated[field.type, shown]}
-            how |= {} if field.default is dataclasses.MISSING else {"default": field.default}
-            keyword = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **how)
-            parameters[shown.rich_help_panel].append(keyword)
-    command.__signature__ = inspect.Signature([each for title in PANELS for each in parameters[title]])  # type: ignore[attr-defined]
+            default = inspect.Parameter.empty if field.default is REQUIRED else field.default
+            how: Arguments = {"default": default, "annotation": Annotated[field.type, shown]}
+            of_panel = parameters[shown.rich_help_panel]
+            of_panel.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **how))
+    command.__signature__ = inspect.Signature([each for some in parameters.values() for each in some])  # type: ignore[attr-defined]
     return command
 
 
@@ -511,18 +436,13 @@ def plain_refusals() -> Iterator[None]:
         taken = () if error.ctx is None else error.ctx.command.params
         model = next((each.param_type_name for each in taken if each.name == "model"), "")
         error.ctx = None  # without it Typer writes no lines about usage before the error's own
-        if hasattr(error, "possibilities"):
-            bare = model == "argument" and error.option_name == "--model"
-            error.message += (
-                "; give MODEL without a name" if bare else nearest(error.option_name, error.possibilities or ())
-            )
-            error.possibilities = None
+        if model == "argument" and getattr(error, "option_name", "") == "--model":
+            error.message, error.possibilities = f"{error.message}; give MODEL without a name", None
         elif model == "option" and "unexpected extra argument" in error.message:
             error.message += "; name the model: --model MODEL"
         elif "is not one of" in error.message:
-            error.message = error.message.removeprefix("Value error, ").rstrip(".")
             wrong, *known = re.findall("'([^']*)'", error.message)
-            error.message += nearest(wrong, known)
+            error.message = error.message.removeprefix("Value error, ").rstrip(".") + nearest(wrong, known)
         raise
 
 
@@ -570,24 +490,21 @@ def chosen_heads(
     heads: str | None, layers: str | None = None, shape: tuple[int, int] | None = None
 ) -> tuple[Head, ...] | None:
     """Return heads from `--heads 0:13,0:21` or `--layers 0,2-4` (zero-based), None for all; without the `shape` of a model
-    (layers, heads of each) as far as they can be read."""
+    (layers, heads of each) only what can be read is checked."""
     if heads is not None and layers is not None:
         raise ValueError("give --heads or --layers, not both")
     if heads is not None:
         named = tuple(Head.parse(part.strip()) for part in heads.split(","))
-        return named if shape is None else check_heads(named, n_layers=shape[0], n_heads=shape[1])
-    if layers is None:
+    elif layers is not None:
+        parts = [re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part) for part in layers.split(",")]
+        ranges = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part is not None]
+        if None in parts or not all(ranges):
+            raise ValueError(f"cannot read {layers!r} as layers: write 0,2-4 (zero-based)")
+        every = range(1 if shape is None else shape[1])
+        named = tuple(Head(layer, head) for layer in sorted(set().union(*ranges)) for head in every)
+    else:
         return None
-    parts = [re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part) for part in layers.split(",")]
-    ranges = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
-    if None in parts or any(first > last for first, last in ranges):
-        raise ValueError(f"cannot read {layers!r} as layers: write 0,2-4 (zero-based)")
-    if shape is None:
-        return None
-    if (most := max(last for _, last in ranges)) >= shape[0]:
-        raise ValueError(f"layer {most} is out of range (zero-based): the model has layers 0 to {shape[0] - 1}")
-    chosen = sorted({layer for first, last in ranges for layer in range(first, last + 1)})
-    return tuple(Head(layer, head) for layer in chosen for head in range(shape[1]))
+    return named if shape is None else check_heads(named, n_layers=shape[0], n_heads=shape[1])
 
 
 def check_key(problems: tuple[Problem, ...], name: str, key: str | None) -> None:

@@ -3,19 +3,18 @@
 import dataclasses
 import json
 import os
-import shlex
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
+from ..prompts.problems import load_problems
 from ..runtime.text_safety import WIDTH, one_line
 from . import command_line as line
-from .run_folder import MOST_LINES, check_run, read, show_again
+from .run_folder import MOST_LINES, Kept, Presented, check_run, read, show_again, write
 
 LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500, "circuit": 64}
 """Problems of each analysis where nothing else is asked for."""
@@ -32,14 +31,8 @@ class Checking(line.Loading):
     """The options of `check`."""
 
     model: str = line.argument(line.REQUIRED, line.MODEL_HELP, callback=line.is_model, metavar="MODEL")
-    problems: str | None = line.option(
-        None,
-        "A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]",
-        callback=line.is_file,
-    )
-    n_prompts: int = line.option(
-        3, "Number of prompts: the shortest problems, one of them also with the span after it.", min=1
-    )
+    problems: str | None = line.option(None, "A .jsonl file of problems. [default: small sums]", callback=line.is_file)
+    n_prompts: int = line.option(3, "Number of prompts: the shortest, one also with the span after it.", min=1)
     json_file: Path | None = line.option(None, "Also write the certificate to this file.", "--json")
     no_progress: bool = line.option(False, "No progress bars.", "--no-progress")
 
@@ -51,13 +44,12 @@ def check(options: Checking) -> None:
     tolerance, what holds, and why lines failed or do not apply. --json writes all. Exit code 0 if all is well, 1 if anything
     fails, 2 for wrong input.
     """
-    file, said, passed = options.json_file, "", False
+    file = options.json_file
     if file is not None and not file.resolve().parent.is_dir():
         raise FileNotFoundError(f"--json {file}: there is no folder {str(file.resolve().parent)!r}")
     from ..ground_truth.certificate import certify_model, short_pairs
     from ..models.checks import FailedCheck
     from ..models.load import load_model
-    from ..prompts.problems import load_problems
 
     asked = None
     if options.problems is not None:
@@ -70,7 +62,7 @@ def check(options: Checking) -> None:
         said, passed = certificate.to_json(), certificate.passed
     except FailedCheck as error:
         line.tell(f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend")
-        said = json.dumps({"passed": False, "error": str(error)}, indent=1)
+        said, passed = json.dumps({"passed": False, "error": str(error)}, indent=1), False
     if file is not None:
         file.write_text(said, encoding="utf-8")
     raise typer.Exit(0 if passed else 1)
@@ -104,13 +96,11 @@ def plan(options: Planning) -> None:
     questions = replace(options, limit=wanted).questions()
     from accelerate.utils import convert_file_size_to_int
 
-    from .planned import ELSEWHERE, plan_run
+    from .planned import plan_run
 
     given = options.chosen(*"what template outcome max_new_tokens backend dtype device attention tflops".split())
     memory = None if options.memory is None else convert_file_size_to_int(options.memory)
     found = plan_run(options.model, questions, options.filler(), memory=memory, **given)
-    chosen = {name: value for name, value in found.chosen.items() if value != ELSEWHERE}
-    found = replace(found, command=shlex.join(f"--{name}={value}" for name, value in chosen.items()))
     line.tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
 
 
@@ -145,16 +135,25 @@ def compare(
         raise ValueError("--report needs --out, the folder where the page goes")
     for folder in folders:
         check_run(folder)  # before pandas and torch are imported
-    from ..runtime.columns import Table, TextTable
+    import pandas as pd
+
+    from ..runtime.columns import TextTable
     from ..runtime.results import ROWS
     from ..runtime.store import new_folder, provenance
     from ..views.report import Report
     from .runs_compared import compare_runs
 
+    names = [folder.name for folder in there]
+    if len({*names, "head", "named in", "option"}) < len(names) + 3:  # the tables' own columns
+        names = list(map(str, there))
     with line.plain_warnings():
-        runs = dict(zip(_names(there), map(read, folders), strict=True))
+        runs = dict(zip(names, map(read, folders), strict=True))
         found = compare_runs({name: kept.results for name, kept in runs.items()})
-        heads, differ = found.heads(), _differing({name: kept.options for name, kept in runs.items()})
+        asked = pd.DataFrame({name: pd.Series(kept.options, dtype=object).map(str) for name, kept in runs.items()})
+        asked = asked.drop(index=PLACE_OF_A_RUN, errors="ignore")
+        differ = asked[asked.nunique(axis=1, dropna=False) > 1].rename(lambda name: f"--{name.replace('_', '-')}")
+        differ = differ.rename_axis("option").reset_index()
+        heads = found.heads()
         said = found.lines() if heads.empty else textwrap.wrap(one_line(found.headline()), WIDTH)
         for table in (heads.head(ROWS), differ.head(ROWS)):
             said += TextTable.of(table, "").lines() if len(table) else []
@@ -162,38 +161,14 @@ def compare(
         if out is None:
             return
         files = {"compare.csv": found.table(), **({} if heads.empty else {"heads.csv": heads})}
+
+        def page() -> Report:
+            question = f"What do the runs in {', '.join(map(str, folders))} say side by side?"
+            made = Report("Runs compared", question, found.headline()).result(found, heading="Side by side")
+            own = {name: "" if name == "option" else name for name in differ}  # a run's name as it is
+            return made.table(differ, "Options in which the runs differ.", columns=own) if len(differ) else made
+
+        facts = provenance(None, repeat=line.repeat_command(), analysis="compare", folders=[*map(str, folders)])
         with new_folder(out, overwrite=overwrite) as made:
-            for name, table in files.items():
-                Table(table).to_csv(made / name, index=False)
-            if report:
-                question = f"What do the runs in {', '.join(map(str, folders))} say side by side?"
-                page = Report("Runs compared", question=question, answer=found.headline())
-                page = page.result(found, heading="Side by side")
-                if len(differ):
-                    own = {name: "" if name == "option" else name for name in differ.columns}  # a run's name as it is
-                    page = page.table(differ, "Options in which the runs differ.", columns=own)
-                facts = provenance(
-                    None, repeat=line.repeat_command(), analysis="compare", folders=list(map(str, folders))
-                )
-                page.provenance(facts).save(made / "report.html")
-        line.tell(one_line(f"Results: {out}/{', '.join([*files, *['report.html'] * report])}"))
-
-
-def _differing(options: dict[str, dict[str, object]]) -> Any:
-    """Return the options on which numbers depend and that are not the same in all runs: a row each, a column per run."""
-    import pandas as pd
-
-    names = dict.fromkeys(each for own in options.values() for each in own if each not in PLACE_OF_A_RUN)
-    differing = [name for name in names if len({str(own.get(name)) for own in options.values()}) > 1]
-    columns = {run: [str(own.get(name)) for name in differing] for run, own in options.items()}
-    return pd.DataFrame({"option": [f"--{name.replace('_', '-')}" for name in differing], **columns}, dtype=object)
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Return what runs are called: the last part of their folders' names that tells all of them, and tables' own columns,
-    apart."""
-    for length in range(1, 1 + max(len(folder.parts) for folder in folders)):
-        names = [Path(*folder.parts[-length:]).as_posix() for folder in folders]
-        if len({*names, "head", "named in", "option"}) == len(names) + 3:
-            break
-    return names
+            written = write(made, Kept({}, {}, facts), Presented(files, page), report=report)
+        line.tell(one_line(f"Results: {out}/{', '.join(written)}"))

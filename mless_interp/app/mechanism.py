@@ -36,19 +36,14 @@ def compute(options: Options) -> Computed:
     from ..mechanism import activation_shift, decompose_attention, mediate
 
     model, (pairs,) = options.begin(questions)
+    heads = options.heads_of((model.info.n_layers, model.info.n_heads))
     common, how = options.chosen("layer", "c") | options.common, options.chosen("contrast", "direction", "outcome")
     mediated = mediate(model, pairs, checkpoint=folder / "mediation.jsonl", **how, **common)
     shift = activation_shift(model, pairs, checkpoint=folder / "activations.jsonl", **common)
-    controlled = options.control and pairs[0].insertion.kind != "random_sentence"
-    parts = decompose_attention(
-        model,
-        pairs,
-        heads=options.heads_of((model.info.n_layers, model.info.n_heads)),
-        contrasts=(contrast, "total", *(other for other in DRAWN if other != contrast)),
-        control="random_sentence" if controlled else None,
-        checkpoint=folder / "decomposition.jsonl",
-        **options.common,
-    )
+    how = {"contrasts": tuple(dict.fromkeys((contrast, "total", *DRAWN))), "checkpoint": folder / "decomposition.jsonl"}
+    if options.control and pairs[0].insertion.kind != "random_sentence":
+        how["control"] = "random_sentence"
+    parts = decompose_attention(model, pairs, heads=heads, **how, **options.common)
     shown = shown_attention(model, pairs[:1], parts.table().nsmallest(3, "lam")["label"].tolist())
     results = {"Mediation": mediated, "AttentionDecomposition": parts, "ActivationShift": shift}
     return Computed(results, model, pairs, shown, {"settings": {name: made.settings for name, made in results.items()}})
@@ -67,21 +62,6 @@ def present(kept: Kept) -> Presented:
         "activations.png": views.activation_histograms(shift),
         "mediation.png": views.mediation(mediated),
     }
-
-    def page() -> Report:
-        question = "Does the insertion act by scaling what attention wrote, or by adding to it?"
-        captions = {
-            "Lambda of the heads that read the span most; uniform attention's is in the table.": pictures["lambda.png"],
-            "What the affine form leaves open, a share of the change.": pictures["residual.png"],
-        }
-        effects = {"Medians with 95 % intervals; filled: corrected p < 0.05.": pictures["mediation.png"]}
-        made = kept.page("The mechanism", question, mediated)
-        made = made.result(mediated, heading="Scale or bias", pictures=effects)
-        made = made.result(parts, heading="Attention", pictures=captions)
-        before = {"MLP activations before and after.": pictures["activations.png"]}
-        made = made.result(shift, heading="Activations", pictures=before)
-        return kept.view(made, heading="Heads with the smallest lambda")
-
     tables = {
         "heads.csv": parts.table(),
         "heads_total.csv": parts.table("total"),
@@ -89,8 +69,24 @@ def present(kept: Kept) -> Presented:
         "activations.csv": shift.by_class(),
         "claims.csv": shift.table(),
         "mediation.csv": mediated.table(),
+        "decomposition.parquet": parts.to_frame(),
     }
-    return Presented({**tables, **pictures, "decomposition.parquet": parts.to_frame()}, page)
+
+    def page() -> Report:
+        captions = {
+            "Lambda of the heads that read the span most; uniform attention's is in the table.": pictures["lambda.png"],
+            "What the affine form leaves open, a share of the change.": pictures["residual.png"],
+        }
+        effects = {"Medians with 95 % intervals; filled: corrected p < 0.05.": pictures["mediation.png"]}
+        before = {"MLP activations before and after.": pictures["activations.png"]}
+        question = "Does the insertion act by scaling what attention wrote, or by adding to it?"
+        made = kept.page("The mechanism", question, mediated)
+        made = made.result(mediated, heading="Scale or bias", pictures=effects)
+        made = made.result(parts, heading="Attention", pictures=captions)
+        made = made.result(shift, heading="Activations", pictures=before)
+        return kept.view(made, heading="Heads with the smallest lambda")
+
+    return Presented(tables | pictures, page)
 
 
 app = program("mechanism", compute, present)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..core.arguments import Arguments, count_of, listed, one_of
+from ..core.arguments import Arguments, count_of, one_of
 from ..prompts.conditions import CONTRASTS, as_words
 from ..prompts.problems import Problem
 from .command_line import Edit, Outcome, Pairing, SignedOutcome, option
@@ -24,15 +24,9 @@ N_SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Pairing):
-    mode: Literal["locate", "sweep"] = option(
-        "locate", "locate: both directions, controls, corrected p-values, heads named. sweep: one sweep."
-    )
+    mode: Literal["locate", "sweep"] = option("locate", "locate: name heads, with controls. sweep: one sweep.")
     confirm: int = option(0, "locate: test the named heads again on this many fresh problems. 0: do not.", min=0)
-    answers: int = option(
-        0,
-        "locate: answer this many others without insertion, with it, and with readers or random heads cut off.",
-        min=0,
-    )
+    answers: int = option(0, "locate: answer this many others, also with readers or random heads cut off.", min=0)
     limit: int | None = option(None, "Number of problems. [default: 64 to locate, 32 to sweep]", min=1)  # type: ignore[assignment]
     by: str | None = None
     layers: str | None = None
@@ -55,10 +49,10 @@ class Options(Pairing):
             raise ValueError("--direction and --edit go with --mode sweep; locating runs both directions of both edits")
         if not locating and (self.by or self.confirm or self.answers):
             raise ValueError("--by, --confirm and --answers are about named heads, so they need --mode locate")
-        if self.answers and self.contrast != "content":
-            raise ValueError(f"--answers cuts heads off from the span: --contrast content, not {self.contrast}")
-        if self.answers and self.pairs is not None:
-            raise ValueError("--answers grades texts that the model writes, and --pairs holds token ids: leave one out")
+        if self.answers and (self.contrast != "content" or self.pairs is not None):
+            raise ValueError(
+                "--answers grades texts and cuts heads off from the span: --contrast content, without --pairs"
+            )
         counts = {"limit": self.limit or PROBLEMS[self.mode], "confirm": self.confirm, "answers": self.answers}
         if locating and 1 in counts.values():
             raise ValueError(f"--{next(name for name in counts if counts[name] == 1)} takes 2 or more problems, got 1")
@@ -81,59 +75,48 @@ def compute(options: Options) -> Computed:
     from ..answers import evaluate_accuracy
     from ..answers.treatments import cut_off
     from ..circuits.locate import locate_heads
-    from ..core.heads import Head
     from ..patching.sweep import patch_heads
     from ..runtime.loop import stage, stages
 
     model, (pairs, fresh, others) = options.begin(*parts)
     heads = options.heads_of((model.info.n_layers, model.info.n_heads))
-    common = options.chosen("outcome", "contrast") | options.common
+    common, partial = options.chosen("outcome", "contrast") | options.common, options.partial
+    results: dict[str, Any] = {}
+    notes: list[str] = []
     with stages(2 + bool(others)):
         if options.mode == "sweep":
             how: Arguments = {"direction": options.direction or "denoising", "edit": options.edit or "z"}
-            swept = patch_heads(model, pairs, heads=heads, checkpoint=options.partial / "sweep.jsonl", **how, **common)
-            results: dict[str, Any] = {"PatchScores": swept}
-            best = swept.top(N_SHOWN)["label"].tolist()
+            swept = patch_heads(model, pairs, heads=heads, checkpoint=partial / "sweep.jsonl", **how, **common)
+            results["PatchScores"], named = swept, []
         else:
-            how = {"confirm": fresh or None, "by": options.by, "checkpoint": options.partial}
+            how = {"confirm": fresh or None, "by": options.by, "checkpoint": partial}
             found = locate_heads(model, pairs, heads=heads, **how, **common)
-            results = {"LocatedHeads": found}
-            by_size = [head for label in found.table()["label"] if (head := Head.parse(label)) in found.found]
-            named = sorted(by_size, key=lambda head: head not in found.confirmed)
-            best = named[:N_SHOWN] or found.patches.top(N_SHOWN)["label"].tolist()
+            results["LocatedHeads"], swept = found, found.patches
+            by_size = [label for label in found.table()["label"] if label in map(str, found.found)]
+            named = sorted(by_size, key=lambda label: label not in map(str, found.confirmed))
         if others:
             joint = found.joint if found.confirmation is None else found.confirmation.joint
             treatments = cut_off(pairs[0].insertion, joint, n_random_sets=N_RANDOM_SETS)
-            how = {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}
+            how = {"template": options.template, "checkpoint": partial / "answers.jsonl", **options.common}
             with stage("answering"):
                 results["AccuracyResults"] = evaluate_accuracy(model, parts[2], treatments, **how)
+            notes = answers_come_back(results["AccuracyResults"])
     options.say("reading the attention of the heads to show ...")
+    shown = shown_attention(model, pairs, named[:N_SHOWN] or swept.top(N_SHOWN)["label"].tolist())
     facts = {"mode": options.mode, "n_problems": len(pairs), "n_fresh": len(fresh), "n_answers": options.answers}
-    notes = [answers_come_back(results["AccuracyResults"])] if others else []
-    return Computed(results, model, [*pairs, *fresh], shown_attention(model, pairs, best), facts, notes)
+    return Computed(results, model, [*pairs, *fresh], shown, facts, notes)
 
 
-def answers_come_back(found: "AccuracyResults") -> str:
+def answers_come_back(found: "AccuracyResults") -> list[str]:
     """Say whether answers come back where the named heads are cut off from the insertion, and whether more than with random
     sets."""
-    from ..runtime.results import limits_of
-
     _, inserted, *cut = found.treatments
     if not cut:
-        return "No head that reads is named, so none is cut off from the insertion."
-    made, heads = found.compare(inserted, cut[0]), listed(found.settings["treatments"][cut[0]]["knockout"])
-    more = made.sure and len(made.gained) > len(made.lost)
-    shown = "this recovers answers" if more else "that answers come back is not shown"
-    told = f"{heads} cut off from the insertion, {found.n_groups} other problems: {shown} (p = {made.p:.2g})."
-    if len(cut) == 1:
-        return f"{told} There is no other set of the same layers and size."
-    shares = found.share_right()
-    made = found.compare_shares(shares[:, 3:], shares[:, 2:3], ("random sets", cut[0]))
-    better = "" if made.sure and len(made.gained) > len(made.lost) else "not "
-    limits = limits_of(made.difference.low, made.difference.high, "+.1f", scale=100)
-    points = f"{100 * float(made.difference.estimate):+.1f} points{limits}, p = {made.p:.2g}"
-    random = count_of(len(cut) - 1, "random set")
-    return f"{told} The named set is {better}shown to do better than {random} of the same layers and size ({points})."
+        return ["No head that reads is named, so none is cut off from the insertion."]
+    said, shares = [found.compare(inserted, cut[0]).headline()], found.share_right()
+    if len(cut) > 1:
+        said.append(found.compare_shares(shares[:, 3:], shares[:, 2:3], ("random sets cut off", cut[0])).headline())
+    return said
 
 
 def _short(answered: "AccuracyResults") -> object:

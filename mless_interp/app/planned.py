@@ -13,7 +13,7 @@ import torch
 from accelerate.utils import get_max_memory
 from huggingface_hub import try_to_load_from_cache
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from .. import answers, mechanism, scores
@@ -64,8 +64,7 @@ class Plan:
     """Store the time and memory that `plan_run` found.
 
     `chosen`: backend, dtype, device and attention. `tokens`: fewest and most of an inserted prompt. `parts`: seconds, and
-    `memory`: bytes of each part; `available`: bytes of the device. `timed`, or counted from the config alone. `command`: how to
-    load the model so.
+    `memory`: bytes of each part; `available`: bytes of the device. `timed`, or counted from the config alone.
     """
 
     model: str
@@ -78,30 +77,21 @@ class Plan:
     memory: Mapping[str, float]
     available: float
     timed: bool
-    command: str
 
     @property
     def seconds(self) -> float:
         return sum(self.parts.values())
 
     @property
-    def needed(self) -> float:
-        """Bytes that must be there at the peak, without those that the system can take back."""
-        return self._at_the_peak(self.memory["loading"] - self.memory["in files"])
-
-    @property
     def peak(self) -> float:
-        """Bytes at the peak, with files that are mapped while their weights are copied."""
-        return self._at_the_peak(self.memory["loading"])
-
-    def _at_the_peak(self, loading: float) -> float:
+        """Bytes at the peak, without files that the system maps and can take back."""
         memory = self.memory
-        return memory["libraries"] + memory["weights"] + max(loading, memory["recorded runs"] + memory["one pass"])
+        working = memory["recorded runs"] + memory["one pass"]
+        return memory["libraries"] + memory["weights"] + max(memory["loading"], working)
 
     @property
     def fits(self) -> bool:
-        """Return True where there is memory for everything that the system cannot take back."""
-        return self.needed <= self.available
+        return self.peak <= self.available
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -112,24 +102,25 @@ class Plan:
         memory = ", ".join(f"{name} {value / 1e9:.3g}" for name, value in self.memory.items())
         lines = [
             f"{'Fits' if self.fits else 'Does not fit'} on {self.chosen['device']} in {self.chosen['dtype']} "
-            f"({self.needed / 1e9:.3g} of {self.available / 1e9:.3g} GB); takes about {duration(self.seconds)}.",
+            f"({self.peak / 1e9:.3g} of {self.available / 1e9:.3g} GB); takes about {duration(self.seconds)}.",
             f"{self.model}, {self.n_parameters:,} parameters; {self.what} of {count_of(self.n_problems, 'problem')} of "
             f"{low if low == high else f'{low} to {high}'} tokens.",
             f"Time, {'timed on a few problems' if self.timed else 'counted from the config'}:",
             *(f"  {duration(spent)}: {name}" for name, spent in self.parts.items()),
-            f"Memory, GB: {memory}; {self.peak / 1e9:.3g} at the peak.",
+            f"Memory, GB: {memory}.",
         ]
         if self.what in ("locate", "circuit") and self.seconds > 3600:
             lines.append(
                 '`locate_heads(mode="screen")` is shorter: it sweeps the 64 heads that rank best by gradients.'
             )
-        return visible("\n".join([*lines, f"Load with: {self.command}"]))
+        loading = " ".join(f"--{name}={value}" for name, value in self.chosen.items() if value != ELSEWHERE)
+        return visible("\n".join([*lines, f"Load with: {loading}"]))
 
 
 @checked
 def plan_run(
     name: str,
-    problems: Iterable[Problem | PromptPair] | None = None,
+    problems: Iterable[Problem | PromptPair],
     insertion: Insertion | None = None,
     *,
     what: str = "locate",
@@ -169,11 +160,9 @@ def plan_run(
         raise ValueError("a GPU that is not here needs both memory and tflops (memory=80e9, tflops=400), and no device")
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
     shape = Shape.of(name)
-    given: tuple[Any, ...] = tuple(problems or ())
-    if insertion is not None:
-        given = make_pairs(shape, given, insertion, template=template)
-    pairs = tuple(pair for pair in given if isinstance(pair, PromptPair))
-    if not pairs or len(pairs) < len(given):
+    given: tuple[Any, ...] = tuple(problems)
+    pairs = given if insertion is None else make_pairs(shape, given, insertion, template=template)
+    if not pairs or not all(isinstance(pair, PromptPair) for pair in pairs):
         raise ValueError("give problems with an insertion, or pairs alone")
     if what in ("sweep", "locate", "circuit"):
         pairs = fit_pairs(pairs)
@@ -197,12 +186,10 @@ def plan_run(
     work = _Work(shape, what, read, pairs, template, new, places, tflops)
     for one in [dtype] if dtype else ["bfloat16"] if shape.bits else ["float32", "bfloat16"]:
         chosen = {"backend": backend, "dtype": one, "device": device, "attention": attention}
-        needed = work.memory(chosen)
-        if sum(needed.values()) <= places[device]:
+        sizes = len(pairs), shape.n_parameters, (min(lengths), max(lengths))
+        plan = Plan(name, what, chosen, *sizes, {}, work.memory(chosen), places[device], timed=False)
+        if plan.fits:
             break
-    how = "backend={backend!r}, dtype={dtype!r}, device={device!r}, attn_implementation={attention!r}".format(**chosen)
-    sizes = (len(pairs), shape.n_parameters, (min(lengths), max(lengths)))
-    plan = Plan(name, what, chosen, *sizes, {}, needed, places[device], False, f"mi.load_model({name!r}, {how})")
     if memory is None and shape.is_here and plan.fits:
         return replace(plan, timed=True, parts=work.timed(chosen))
     return replace(plan, parts=work.counted(chosen))
@@ -229,14 +216,11 @@ class _Work:
         return min(len(self.pairs), rows_at_once(self.shape.info, gpu, longest=longest, max_new_tokens=self.new_tokens))
 
     def memory(self, chosen: Mapping[str, str]) -> dict[str, float]:
-        """Bytes of each part at its largest.
-
-        "loading" is what loading takes beside the weights, and "in files" the part of it that the system takes back where
-        memory is short: HookedTransformer is converted beside the model it is made of; weights are copied out of their mapped
-        files where they are stored in another precision, or are not of 16 bits (docs/larger-models.md).
-        """
-        shape, info, dtype, backend = self.shape, self.shape.info, chosen["dtype"], chosen["backend"]
-        place, size, weights = "cpu" if chosen["device"] == "cpu" else "cuda", bytes_of(dtype), shape.weights(dtype)
+        """Bytes of each part at its largest; "loading": what loading takes beside the weights, where a HookedTransformer is
+        converted beside the model it is made of."""
+        info, dtype, backend = self.shape.info, chosen["dtype"], chosen["backend"]
+        place, size = "cpu" if chosen["device"] == "cpu" else "cuda", bytes_of(dtype)
+        weights = self.shape.weights(dtype)
         longest = max(self.pairs, key=lambda pair: len(pair.inserted)).answered(self.outcome.appended)
         length = changed = len(longest.inserted)
         batch, rows, read, runs = 1, 1, 1, 0
@@ -252,17 +236,13 @@ class _Work:
         recorded = runs * changed * (info.d_model + info.n_heads * d_both)
         scores = 4 * info.n_heads * length * (chosen["attention"] == "eager")
         wide = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + scores
-        made = backend == "hooked_transformer" or (backend == "auto" and weights <= CONVERTED_AT_MOST)
-        stored = str(getattr(shape.config, "dtype", None) or dtype).removeprefix("torch.")
-        copied = place == "cpu" and not (made or shape.bits or (size == 2 and stored == dtype))
-        loading = weights if made else weights / size * bytes_of(stored) if copied else 0.0
+        converted = backend == "hooked_transformer" or (backend == "auto" and weights <= CONVERTED_AT_MOST)
         return {
             "weights": weights,
             "recorded runs": float(batch * info.n_layers * (recorded + cache) * size),
             "one pass": float(batch * rows * (changed * wide + 3 * read * info.d_vocab) * max(size, 4)),
             "libraries": LIBRARIES[place],
-            "loading": loading,
-            "in files": loading * copied,
+            "loading": weights * converted,
         }
 
     def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
@@ -273,38 +253,33 @@ class _Work:
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
         mean, heads = np.mean([len(pair.inserted) for pair in self.pairs]), model.info.heads
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
-        some_heads = heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED]
-        whole: dict[str, list[Callable[..., object]]] = {
-            "profiles": [scores.score_heads, partial(scores.attention_profile, heads=heads[:3])],
-            "mechanism": [
-                partial(mechanism.decompose_attention, control="random_sentence"),
-                mechanism.activation_shift,
-                partial(mechanism.mediate, outcome=self.outcome.name),
-            ],
-        }
 
         def spent(n: int, *measures: Callable[..., object]) -> float:
             """Seconds of measures of so many problems."""
-            return extrapolated(
-                lambda count: [measure(model, usual[:count], progress=False) for measure in measures], n
-            )
+            return extrapolated(lambda some: [measure(model, usual[:some], progress=False) for measure in measures], n)
 
-        def answered(eights: int) -> None:
-            some, treatments = [pair.problem for pair in self.pairs[: self.batch]], (None, self.pairs[0].insertion)
-            how: Arguments = {"template": self.template, "max_new_tokens": 8 * eights, "progress": False}
-            answers.evaluate_accuracy(model, some, treatments, **how)
-
-        if self.what == "accuracy":
-            of_batch = extrapolated(answered, self.new_tokens / 8, sizes=2)
-            return parts | {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
-        if self.what in whole:
-            return parts | {f"{self.what} of all heads": spent(n, *whole[self.what])}
+        match self.what:
+            case "accuracy":
+                some, treatments = [pair.problem for pair in self.pairs[: self.batch]], (None, self.pairs[0].insertion)
+                asked = partial(
+                    answers.evaluate_accuracy, model, some, treatments, template=self.template, progress=False
+                )
+                of_batch = extrapolated(lambda eights: asked(max_new_tokens=8 * eights), self.new_tokens / 8, sizes=2)
+                return parts | {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
+            case "profiles":
+                measures = [scores.score_heads, partial(scores.attention_profile, heads=heads[:3])]
+                return parts | {"profiles of all heads": spent(n, *measures)}
+            case "mechanism":
+                parted = partial(mechanism.decompose_attention, control="random_sentence")
+                mediated = partial(mechanism.mediate, outcome=self.outcome.name)
+                return parts | {"mechanism of all heads": spent(n, parted, mechanism.activation_shift, mediated)}
         sweep = sweep_seconds(prepare(model, self.pairs, self.outcome))
         if self.what == "sweep":
             return parts | {"an exact sweep of all heads": sweep}
         four = (0.5 if self.what == "circuit" else 1.0) * 4 * sweep  # of a circuit half of the problems are fresh
         parts |= {"4 exact sweeps of all heads": four, "controls, about as much": four}
         if self.what == "circuit":
+            some_heads = heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED]
             wanted = ["direct", "edges", "sites", "positions", "writes"]
             traced = partial(trace_circuit, heads=some_heads, parts=wanted, mlps="all", outcome=self.outcome.name)
             parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = spent(n // 2, traced)
@@ -366,7 +341,6 @@ class Shape:
     """
 
     info: ModelInfo
-    config: PretrainedConfig
     tokenizer: Tokenizer
     n_parameters: int
     active: float
@@ -377,12 +351,11 @@ class Shape:
     def of(cls, name: str) -> "Shape":
         """Read config.json and the tokenizer; `ModelError` where there are none, or for a model of a kind that is not taken."""
         source = source_of(name)
-        options: Arguments = {"local_files_only": only_here(source), "trust_remote_code": False}
+        how: Arguments = {"local_files_only": only_here(source), "trust_remote_code": False}
         if Path(source).is_dir():
             document(Path(source), "config.json")
         try:
-            config = AutoConfig.from_pretrained(source, **options)
-            tokenizer = load_tokenizer(source, **options)
+            config, tokenizer = AutoConfig.from_pretrained(source, **how), load_tokenizer(source, **how)
             with torch.device("meta"):
                 made = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             info = hugging_face_info(made, name=name)
@@ -398,7 +371,7 @@ class Shape:
         named = [item for layer in layers for item in layer.named_parameters()]
         experts = sum(weight.numel() for label, weight in named if "experts" in label and "shared" not in label)
         active = (sum(weight.numel() for _, weight in named) - idle * experts) / len(layers)
-        shape = cls(info, config, tokenizer, made.num_parameters(), active)
+        shape = cls(info, tokenizer, made.num_parameters(), active)
         if (packed := getattr(config, "quantization_config", None)) is None:
             return shape
         packed = packed if isinstance(packed, dict) else packed.to_dict()

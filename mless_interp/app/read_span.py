@@ -27,20 +27,19 @@ def compute(options: Options) -> Computed:
 
     model, (pairs,) = options.begin(questions)
     file = options.partial / "readings.jsonl"
-    found = read_span(model, pairs, what=options.what, checkpoint=file, **options.common)
-    return Computed({"SpanReadings": found}, model, pairs)
+    return Computed(
+        {"SpanReadings": read_span(model, pairs, what=options.what, checkpoint=file, **options.common)}, model, pairs
+    )
 
 
 def present(kept: Kept) -> Presented:
     """Make the table, the map, and the page."""
     found = kept.results["SpanReadings"]
     asked, picture = f"Can the {found.what} be read at the inserted positions?", found.plot()
-    pictures = {
-        "Share of pairs of problems whose own tokens are read better than exchanged ones; half is chance.": picture
-    }
+    caption = "Share of pairs of problems whose own tokens are read better than exchanged ones; half is chance."
+    page = kept.page("What the inserted positions hold", asked, found)
     files = {"readings.csv": found.table(), "readings.parquet": found.to_frame(), "span_map.png": picture}
-    title = "What the inserted positions hold"
-    return Presented(files, lambda: kept.page(title, asked, found).result(found, pictures=pictures))
+    return Presented(files, lambda: page.result(found, pictures={caption: picture}))
 
 
 app = program("read_span", compute, present)

@@ -115,7 +115,7 @@ def _questions(options: Options, directory: str | None) -> tuple[Problem, ...]:
         from ..ground_truth.stand_ins import stand_in_problems
 
         return stand_in_problems(options.limit, seed=options.seed)
-    from ..prompts.texts import problems_of
+    from ..prompts.problems import problems_of
 
     own = directory is not None and (directory == "demo" or (Path(directory) / "problems.jsonl").is_file())
     return problems_of(directory or "", options.problems or (None if own else "math500"), limit=options.limit)

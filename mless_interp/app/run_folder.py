@@ -1,4 +1,4 @@
-"""A run's folder: results are on the disk before anything is drawn of them, and can be drawn again without the model."""
+"""A command's run and its folder: results are on the disk before anything is drawn of them, and can be drawn again."""
 
 import dataclasses
 import inspect
@@ -19,9 +19,9 @@ from ..core.heads import Head
 from ..runtime import folders
 from ..runtime.engines import ShardDone
 from ..runtime.folders import RESULTS, RUN
-from ..runtime.text_safety import WIDTH, one_line
+from ..runtime.text_safety import WIDTH, one_line, visible
 from . import COMMANDS
-from .command_line import Saving, analysis, repeat_command, tell
+from . import command_line as line
 
 if TYPE_CHECKING:
     from ..models.base import Model
@@ -46,8 +46,8 @@ ALWAYS = (
 @dataclass(frozen=True, eq=False)
 class Computed:
     """Store what a command computed: `results` by name, the `model`, the `pairs` (their prompts are recorded, the first is
-    shown), what else is `shown` on the page, `facts` for run.json beside the first result's settings, and `notes`: sentences
-    for the screen, run.json and the page."""
+    shown), what else is `shown` on the page, `facts` for run.json beside the first result's settings, and `notes` for the
+    screen, run.json and the page."""
 
     results: "Mapping[str, Result]"
     model: "Model | None" = None
@@ -97,31 +97,56 @@ class Kept:
 
 
 def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
-    """Return the command that computes, keeps, tells and presents, explained by the docstring of `compute`."""
+    """Return the command that computes, keeps, tells and presents, explained by the docstring of `compute`.
 
-    def main(asked: Saving) -> None:
-        computed = compute(asked)
-        if asked.part is not None:
-            raise ShardDone("every part is computed; nothing is written by a shard")
-        _keep(asked, name, computed)
+    A folder that may not be replaced is refused before anything begins. A run that is stopped says what it kept and how to go
+    on.
+    """
+
+    def command(asked: line.Saving) -> None:
+        only: Arguments = {"overwrite": asked.overwrite, "analysis": name, "shard": asked.part}
         try:
-            first, *others = computed.results.values()
-            notes = [line for note in computed.notes for line in textwrap.wrap(one_line(note), WIDTH)]
-            more = (textwrap.shorten(one_line(each.headline()), WIDTH, placeholder=" ...") for each in others)
-            tell("\n".join([*first.lines(), *notes, *more][:MOST_LINES]))
-            del computed  # the model goes before pictures are drawn
-            asked.say("drawing pictures and writing tables ...")
-            _finish(asked, present, report=asked.report)
-        except BaseException:
-            again = f"draw and write what follows from them with: mless-interp report {asked.out}"
-            sys.stderr.write(f"The results are computed and kept in {asked.kept}; {again}\n")
-            raise
+            with line.plain_warnings(), folders.claimed(asked.out, **only):
+                if done := folders.finished_steps(asked.partial):
+                    asked.say(f"going on from {count_of(done, 'finished step')}, kept in {asked.partial} ...")
+                _keep_and_show(asked, name, compute(asked), present)
+        except ShardDone as ended:
+            line.tell(f"{visible(str(ended))}: {line.repeat_command()}")
+        except KeyboardInterrupt:
+            if (asked.kept / RUN).is_file():
+                raise  # what is kept was told
+            done = folders.finished_steps(asked.partial)
+            kept = f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command goes on from there"
+            sys.stderr.write(
+                f"stopped: {kept if done else 'nothing had finished yet; the same command starts again'}\n"
+            )
+            raise SystemExit(130) from None
 
-    main.__doc__ = f"{inspect.cleandoc(compute.__doc__ or '')}\n\n{ALWAYS}"
-    return analysis(main, get_type_hints(compute)["options"], name=name)
+    command.__doc__ = f"{inspect.cleandoc(compute.__doc__ or '')}\n\n{ALWAYS}"
+    options, app = get_type_hints(compute)["options"], typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(cls=line.Command)(line.one_line_errors(line.of_options(command, options)))
+    return app
 
 
-def _keep(options: Saving, name: str, computed: Computed) -> None:
+def _keep_and_show(asked: line.Saving, name: str, computed: Computed, present: Callable[[Kept], Presented]) -> None:
+    if asked.part is not None:
+        raise ShardDone("every part is computed; nothing is written by a shard")
+    _keep(asked, name, computed)
+    try:
+        first, *others = computed.results.values()
+        notes = [words for note in computed.notes for words in textwrap.wrap(one_line(note), WIDTH)]
+        more = (textwrap.shorten(one_line(each.headline()), WIDTH, placeholder=" ...") for each in others)
+        line.tell("\n".join([*first.lines(), *notes, *more][:MOST_LINES]))
+        del computed  # the model goes before pictures are drawn
+        asked.say("drawing pictures and writing tables ...")
+        _finish(asked, present, report=asked.report)
+    except BaseException:
+        again = f"draw and write what follows from them with: mless-interp report {asked.out}"
+        sys.stderr.write(f"The results are computed and kept in {asked.kept}; {again}\n")
+        raise
+
+
+def _keep(options: line.Saving, name: str, computed: Computed) -> None:
     """Write what was computed into the run's hidden folder, from which it is presented, now or later."""
     from ..runtime.store import provenance, save
     from ..views.report import ShownPrompt
@@ -134,7 +159,7 @@ def _keep(options: Saving, name: str, computed: Computed) -> None:
     if computed.notes:
         facts["notes"] = list(computed.notes)
     asked: Arguments = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
-    run = provenance(computed.model, repeat=repeat_command(), **asked, **facts)
+    run = provenance(computed.model, repeat=line.repeat_command(), **asked, **facts)
     (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -180,55 +205,54 @@ def read(folder: Path) -> Kept:
 
 def show_again(folder: Path) -> None:
     """Make tables, pictures and page of a run's folder again; of one that ended before they were made, now."""
-    asked = Saving(out=folder)
+    asked = line.Saving(out=folder)
     whole = (folder / RUN).is_file() or not (asked.kept / RUN).is_file()
-    name = read(folder if whole else asked.kept).run["analysis"]
-    if name not in COMMANDS.values():
+    found = read(folder if whole else asked.kept)
+    if (name := found.run["analysis"]) not in COMMANDS.values():
         raise ValueError(f"{str(folder)!r} was written by {name!r}, which is no command: start that again")
     present = import_module(f".{name}", __package__).present
     if not whole:
         _finish(asked, present, report=True)
         return
     ours = folders.listed_in(folder)
-    written = _draw(folder, folder, present, report=True)
+    written = write(folder, found, present(found), report=True)
     folders.write_manifest(folder, only={*ours, *written})
     _tell(folder, written)
 
 
-def _finish(asked: Saving, present: Callable[[Kept], Presented], *, report: bool) -> None:
+def _finish(asked: line.Saving, present: Callable[[Kept], Presented], *, report: bool) -> None:
     """Make the run's folder of what was kept, and everything that follows from it; then tell, and remove what was kept."""
     with folders.new_folder(asked.out, overwrite=asked.overwrite) as made:
         shutil.copytree(asked.kept, made, dirs_exist_ok=True)
         (made / folders.MANIFEST).unlink()
-        written = _draw(asked.kept, made, present, report=report)
+        found = read(asked.kept)
+        written = write(made, found, present(found), report=report)
     shutil.rmtree(asked.partial)
     _tell(asked.out, [*written, RESULTS, RUN])
 
 
-def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, report: bool) -> list[str]:
-    """Draw and write what follows from the folder `kept` into another; return the names written."""
+def write(folder: Path, kept: Kept, presented: Presented, *, report: bool) -> list[str]:
+    """Write tables, pictures and page into a folder; return their names."""
     from ..runtime.columns import Table
 
-    found = read(kept)
-    files, page_of = present(found)
-    for name, content in files.items():
+    for name, content in presented.files.items():
         match Path(name).suffix:
             case ".csv":
-                Table(content).to_csv(into / name, index=False)
+                Table(content).to_csv(folder / name, index=False)
             case ".parquet":
-                content.to_parquet(into / name, index=False)
+                content.to_parquet(folder / name, index=False)
             case ".jsonl":
-                content.to_json(into / name, orient="records", lines=True, force_ascii=False)
+                content.to_json(folder / name, orient="records", lines=True, force_ascii=False)
             case _:
-                content.save(into / name)
+                content.save(folder / name)
     if report:
-        page = page_of()
-        if "prompt" in found.shown:
-            page = page.heading("What the model reads").prompt(found.shown["prompt"])
-        page.sentence(*found.run.get("notes", ())).provenance(found.run).save(into / "report.html")
-    return [*files, *["report.html"] * report]
+        page = presented.page()
+        if "prompt" in kept.shown:
+            page = page.heading("What the model reads").prompt(kept.shown["prompt"])
+        page.sentence(*kept.run.get("notes", ())).provenance(kept.run).save(folder / "report.html")
+    return [*presented.files, *["report.html"] * report]
 
 
 def _tell(folder: Path, written: list[str]) -> None:
     page = [f"Report: {folder}/report.html."] * ("report.html" in written)
-    tell(one_line(" ".join([*page, f"{len(written)} files in {folder}; reload: mi.load({str(folder)!r})"])))
+    line.tell(one_line(" ".join([*page, f"{len(written)} files in {folder}; reload: mi.load({str(folder)!r})"])))

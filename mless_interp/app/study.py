@@ -60,7 +60,9 @@ def compute(options: Options) -> Computed:
     questions = whole.first(study.n_read)
     study.check_enough(questions)
     model = whole.load()
-    found = run_study(study, model=model, problems=questions, checkpoint=options.partial, progress=options.progress)
+    found = run_study(
+        study, model=model, problems=questions, checkpoint=options.partial, progress=not options.no_progress
+    )
     first = pairs_of(study, model, questions)
     shown = {f"prompt_{at}": ShownPrompt.of(model, pairs[0]) for at, pairs in enumerate(first.values())}
     facts = {"study": study.title, "source": study.source, "n_problems": len(found.problem_ids)}

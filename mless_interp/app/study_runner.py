@@ -26,9 +26,8 @@ from ..patching.sweep import PatchScores, patch_heads
 from ..prompts.conditions import CONTRASTS
 from ..prompts.insertions import AT, KINDS, Insertion
 from ..prompts.pairs import PromptPair, make_pairs
-from ..prompts.problems import Problem, groups_of, whole_groups
+from ..prompts.problems import Problem, groups_of, problems_of, whole_groups
 from ..prompts.prompt import template_named
-from ..prompts.texts import problems_of
 from ..runtime.columns import Column, columns_of, declare
 from ..runtime.engines import ShardDone
 from ..runtime.loop import progress_bar

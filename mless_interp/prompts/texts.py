@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from ..core.arguments import Arguments, check_count, checked, listed
-from .problems import Problem, distinct, load_problems
+from .problems import Problem, distinct
 from .prompt import ANSWER_PREFIX, Tokenizer, check_known, encode, tokenizer_of
 
 
@@ -68,23 +68,6 @@ def problems_from_file(
     texts = (text.strip() for text in re.split(r"\n\s*\n", whole) if text.strip())
     sizes: Arguments = {"n_context": n_context, "n_before": n_before, "n_answer": n_answer}
     return problems_from_texts(tokenizer, list(islice(texts, limit)), **sizes)
-
-
-def problems_of(model: str, source: str | None = None, *, limit: int | None, **sizes: int) -> tuple[Problem, ...]:
-    """The first `limit` problems (None: all) of `source`, as `load_problems` takes it; without one those that a model's
-    directory brings along, or the demo's.
-
-    A .txt file's texts are cut into problems by the model's tokenizer, which alone is loaded for it; `sizes` are those of
-    `problems_from_texts`.
-    """
-    if source is not None and Path(source).suffix == ".txt":
-        from ..models.load import tokenizer_of_model
-
-        return problems_from_file(tokenizer_of_model(model), source, limit=limit, **sizes)
-    if sizes:
-        raise ValueError(f"{', '.join(sizes)}: only the texts of a .txt file are cut to size")
-    own = Path(model) / "problems.jsonl"
-    return load_problems((own if own.is_file() else "demo") if source is None else source, limit=limit)
 
 
 def _problem(tokenizer: Tokenizer, number: int, text: str, sizes: tuple[int, int, int]) -> Problem | None:

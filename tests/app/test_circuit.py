@@ -7,35 +7,28 @@ from typing import Any
 
 import pytest
 from browser import browser
+from matplotlib.figure import Figure
 from small_results import confirmed, directed, located, placed, sets_found, spots, traced, transferred, written
 from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
-from mless_interp.app.circuit import pictures_of, shown_part
+from mless_interp.app.circuit import page_of, pictures_of
+from mless_interp.app.run_folder import Kept
 from mless_interp.circuits.circuit import OF_EDGES, PARTS, largest_heads
-from mless_interp.ground_truth.planted import planted_model
 
 FILLER = mi.Insertion.meaningless(n_tokens=6)
 QUIET: dict[str, Any] = {"n_rows": 2, "progress": False}
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("planted") / "model"
-    made = planted_model(readers=[mi.Head(0, 2)], mediators=[mi.Head(1, 4)], n_heads=8, n_key_value_heads=2, seed=5)
-    made.save(folder, n_problems=28)
-    return folder
+def model(planted_dir: Path) -> Any:
+    return mi.load_model(str(planted_dir), backend="bridge")
 
 
 @pytest.fixture(scope="module")
-def model(planted: Path) -> Any:
-    return mi.load_model(str(planted), backend="bridge")
-
-
-@pytest.fixture(scope="module")
-def pairs(planted: Path, model: Any) -> Any:
-    return mi.make_pairs(model, mi.load_problems(planted / "problems.jsonl"), FILLER)
+def pairs(planted_dir: Path, model: Any) -> Any:
+    return mi.make_pairs(model, mi.load_problems(planted_dir / "problems.jsonl"), FILLER)
 
 
 def small(n: int = 16, **parts: Any) -> mi.Circuit:
@@ -47,9 +40,9 @@ def small(n: int = 16, **parts: Any) -> mi.Circuit:
 
 
 @pytest.mark.slow
-def test_the_planted_circuit_is_told_in_order(planted: Path, tmp_path: Path) -> None:
+def test_the_planted_circuit_is_told_in_order(planted_dir: Path, tmp_path: Path) -> None:
     asked = "--n-tokens 6 --n-rows 2 --no-progress --backend bridge --limit 14 --confirm 14 --report --out".split()
-    done = CliRunner().invoke(app, ["circuit", str(planted), *asked, str(tmp_path / "x")])
+    done = CliRunner().invoke(app, ["circuit", str(planted_dir), *asked, str(tmp_path / "x")])
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith("The circuit of L0H2, L1H4, measured on 14 problems: ")
     circuit = mi.load(tmp_path / "x")["Circuit"]
@@ -124,11 +117,11 @@ def test_edges_of_both_directions_are_one_family() -> None:
 def test_a_graph_without_edges_is_no_picture_but_a_sentence() -> None:
     found = traced(16)
     none = small(sufficient=replace(found, values=0 * found.values))
-    pictures = pictures_of(none, "edges")
-    needed, enough = pictures
-    assert needed.startswith("Edges that are needed (denoising)") and pictures[needed] is not None
-    assert enough.startswith("Edges that suffice (noising): none. No edge is shown to do more than 5 % of")
-    page = shown_part(mi.Report("T", question="Q?"), "edges", none)
-    assert [part.kind for part in page.parts].count("picture") == 1 and pictures[enough] is None
+    run = {"model": {"name": "tiny"}, "n_problems": 16}
+    page = page_of(Kept({"Circuit": none}, {}, run), {"edges": Figure()})
+    assert [part.kind for part in page.parts].count("picture") == 1
+    assert "edges" in pictures_of(none) and "sufficient" not in pictures_of(none)
     told = [part.text for part in page.parts if part.kind in ("answer", "text")]
-    assert told.count(enough) == 1 and told.count(none.edges.headline()) == 1, "a section's answer is not its text too"
+    assert told.count(none.edges.headline()) == told.count(none.sufficient.headline()) == 1, (
+        "an answer is not its text too"
+    )

@@ -111,20 +111,19 @@ def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
 
 
 def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
-    better = "than 1 random set of the same layers and size (+40.0 points [+26.3, +55.4], p = 3.1e-05)."
     for right, words in (
         (
             (40, 20, 38, 22),
-            "L0H1, L0H2 cut off from the insertion, 40 other problems: this recovers answers (p = 7.6e-06)",
+            ["raises right answers: 95.0 % against 50.0 %", "raises right answers: 95.0 % against 55.0 %"],
         ),
-        ((40, 20, 38, 22), f"The named set is shown to do better {better}"),
         (
             (40, 20, 38, 37),
-            "The named set is not shown to do better than 1 random set of the same layers and size (+2.5",
+            ["raises right answers: 95.0 % against 50.0 %", "No change is shown for 'named set cut off': 95.0"],
         ),
-        ((40, 20, 22, 21), "that answers come back is not shown"),
-        ((40, 30, 10, 30), "that answers come back is not shown"),  # fewer are right
-        ((40, 20), "No head that reads is named, so none is cut off from the insertion."),
-        ((40, 20, 38), "There is no other set of the same layers and size."),
+        ((40, 20, 22, 21), ["No change is shown", "No change is shown"]),
+        ((40, 30, 10, 30), ["lowers right answers", "lowers right answers"]),
+        ((40, 20), ["No head that reads is named, so none is cut off from the insertion."]),
+        ((40, 20, 38), ["raises right answers"]),
     ):
-        assert words in answers_come_back(under_four(*right)), right
+        for said, wanted in zip(answers_come_back(under_four(*right)), words, strict=True):
+            assert wanted in said, right
