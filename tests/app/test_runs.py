@@ -151,7 +151,12 @@ def test_its_numbers_are_those_of_the_functions_that_it_calls(ran: Any, planted_
     assert np.array_equal(circuit.direct.direct, direct.direct) and circuit.located is None
 
 
-def test_named_heads_are_confirmed_and_cut_off_on_other_problems(planted_dir: Path, tmp_path: Path) -> None:
+def test_named_heads_are_confirmed_and_cut_off_on_other_problems(
+    planted_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewer = partial(mi.locate_heads, n_control_draws=1, n_random_sets=2)
+    monkeypatch.setattr("mless_interp.circuits.locate.locate_heads", fewer)
+    monkeypatch.setattr(Picture, "savefig", dot)
     asked = ["--heads", "0:2,1:4", "--n-tokens", "4", "--backend", "bridge", "--no-progress", "--report"]
     done = start(planted_dir, "locate", tmp_path / "c", *asked, "--limit", 8, "--confirm", 7, "--answers", 2)
     assert done.exit_code == 0, done.stderr
