@@ -52,7 +52,7 @@ def saved(name: str, folder: Path) -> str:
 def asked(model: str, n: int, tokenizer: Any) -> tuple[Any, Any]:
     """Problems, and slashes as this tokenizer has them."""
 
-    problems = mi.prompts.problems.problems_of(model, limit=n)
+    problems = mi.app.command_line.problems_of(model, limit=n)
     for unit in UNITS:
         filler = mi.Insertion.meaningless(unit, n_tokens=55)
         try:

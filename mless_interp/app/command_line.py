@@ -25,7 +25,7 @@ from typer import Argument, Option
 
 from ..core.arguments import Arguments, beside, nearest
 from ..core.heads import Head, check_heads
-from ..prompts.problems import Problem, problems_of, whole_groups
+from ..prompts.problems import Problem, load_problems, whole_groups
 from ..runtime import folders
 from ..runtime.engines import Engine, Processes, RayWorkers, Shard, here
 from ..runtime.loop import out_of_memory
@@ -505,6 +505,18 @@ def chosen_heads(
     else:
         return None
     return named if shape is None else check_heads(named, n_layers=shape[0], n_heads=shape[1])
+
+
+def problems_of(model: str, source: str | None = None, *, limit: int | None) -> tuple[Problem, ...]:
+    """Return the first `limit` problems (None: all) of `source`: as `load_problems` takes it, or a .txt file, whose texts the
+    model's tokenizer cuts into problems; without one those that a model's directory brings along, or the demo's."""
+    if source is not None and Path(source).suffix == ".txt":
+        from ..models.load import tokenizer_of_model
+        from ..prompts.texts import problems_from_file
+
+        return problems_from_file(tokenizer_of_model(model), source, limit=limit)
+    own = Path(model) / "problems.jsonl"
+    return load_problems((own if own.is_file() else "demo") if source is None else source, limit=limit)
 
 
 def check_key(problems: tuple[Problem, ...], name: str, key: str | None) -> None:

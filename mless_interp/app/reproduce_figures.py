@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.arguments import Arguments, count_of
 from ..prompts.problems import Problem
-from .command_line import REQUIRED, Loading, Rows, Saving, Template, is_file, is_model, option
+from .command_line import REQUIRED, Loading, Rows, Saving, Template, is_file, is_model, option, problems_of
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 if TYPE_CHECKING:
@@ -115,8 +115,6 @@ def _questions(options: Options, directory: str | None) -> tuple[Problem, ...]:
         from ..ground_truth.stand_ins import stand_in_problems
 
         return stand_in_problems(options.limit, seed=options.seed)
-    from ..prompts.problems import problems_of
-
     own = directory is not None and (directory == "demo" or (Path(directory) / "problems.jsonl").is_file())
     return problems_of(directory or "", options.problems or (None if own else "math500"), limit=options.limit)
 

@@ -26,7 +26,7 @@ from ..patching.sweep import PatchScores, patch_heads
 from ..prompts.conditions import CONTRASTS
 from ..prompts.insertions import AT, KINDS, Insertion
 from ..prompts.pairs import PromptPair, make_pairs
-from ..prompts.problems import Problem, groups_of, problems_of, whole_groups
+from ..prompts.problems import Problem, groups_of, whole_groups
 from ..prompts.prompt import template_named
 from ..runtime.columns import Column, columns_of, declare
 from ..runtime.engines import ShardDone
@@ -37,6 +37,7 @@ from ..scores.catalogue import metric_named
 from ..scores.score import HeadScores, score_heads
 from ..statistics import CONFIDENCE, Interval, defined_mean
 from . import INCLUDED
+from .command_line import problems_of
 
 NONE = "none"
 """The treatment that answers under insertions are compared with."""

@@ -190,18 +190,6 @@ def whole_groups(problems: Iterable[Problem], *counts: int) -> tuple[Problem, ..
     return tuple(parts)
 
 
-def problems_of(model: str, source: str | None = None, *, limit: int | None) -> tuple[Problem, ...]:
-    """The first `limit` problems (None: all) of `source`: as `load_problems` takes it, or a .txt file, whose texts the model's
-    tokenizer cuts into problems; without one those that a model's directory brings along, or the demo's."""
-    if source is not None and Path(source).suffix == ".txt":
-        from ..models.load import tokenizer_of_model
-        from .texts import problems_from_file
-
-        return problems_from_file(tokenizer_of_model(model), source, limit=limit)
-    own = Path(model) / "problems.jsonl"
-    return load_problems((own if own.is_file() else "demo") if source is None else source, limit=limit)
-
-
 def overlap(problems: Sequence[Problem], used: Sequence[Problem] = ()) -> str:
     """Return, in words, which two questions are so alike that they look like variants of one problem; "" where none are.
 
