@@ -267,8 +267,8 @@ class _Work:
                 of_batch = extrapolated(lambda eights: asked(max_new_tokens=8 * eights), self.new_tokens / 8, sizes=2)
                 return parts | {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
             case "profiles":
-                measures = [scores.score_heads, partial(scores.attention_profile, heads=heads[:3])]
-                return parts | {"profiles of all heads": spent(n, *measures)}
+                drawn = partial(scores.attention_profile, heads=heads[:3])
+                return parts | {"profiles of all heads": spent(n, scores.score_heads, drawn)}
             case "mechanism":
                 parted = partial(mechanism.decompose_attention, control="random_sentence")
                 mediated = partial(mechanism.mediate, outcome=self.outcome.name)
