@@ -212,7 +212,7 @@ def null_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> boo
         first = judged(sides, at[:half], whole)
         best = np.argsort(-np.median(first.turned("z_removed"), axis=0))[:5]
         claims = mi.circuits.judge.Claims(
-            1.0, tuple(pool.heads[i] for i in best), everyone.kinds[:5], everyone.sense[:5]
+            1.0, tuple(pool.heads[i] for i in best), everyone.kinds[:5], everyone.senses[:5]
         )
         values = {name: array[at[half:]][:, best] for name, array in sides.items()}
         again = pool.judged(values, whole[at[half:]], claims.heads, claims)
