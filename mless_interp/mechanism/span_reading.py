@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import statistics
-from ..core.arguments import check_count, check_share, checked, count_of, shown
+from ..core.arguments import check_count, checked, count_of, shown
 from ..metrics.activations import ridge_scores
 from ..models.base import Model
 from ..models.info import ModelError
@@ -27,7 +27,7 @@ from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Shown, ShownTable, interval_columns, tidy
 from ..runtime.text_safety import one_line
-from ..statistics import CONFIDENCE, Prevalence, by_group, defined_mean, median_interval, prevalence_test
+from ..statistics import Prevalence, by_group, defined_mean, median_interval, prevalence_test
 
 ANSWER = "answer"
 N_BLOCKS = 10
@@ -252,7 +252,6 @@ def read_span(
     what: What = ANSWER,
     n_blocks: int = N_BLOCKS,
     smallest_margin: float = SMALLEST_MARGIN,
-    confidence: float = CONFIDENCE,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -276,14 +275,12 @@ def read_span(
         prefix; of `pairs_from_ids` a token id), or a function of the pair that gives a token id (of several the first).
     n_blocks : number of blocks of equal size into which the span's rows are pooled, at most 10 and at most the number of rows.
     smallest_margin : delta, in nats and in scores of the probe; more than 0, as everything leaves some trace of everything.
-    confidence : of intervals; 1 - confidence is the level of all tests together.
     checkpoint, progress : as in `patch_heads`.
 
     Raises `ModelError` for models whose layers are not known one by one, or that run elsewhere.
     Source: nostalgebraist's logit lens (2020); probes: Alain & Bengio (1610.01644); filler tokens Pfau et al. (2404.15758);
     methods §6.
     """
-    check_share(confidence, name="confidence")
     check_count(n_blocks, name="n_blocks")
     if n_blocks > N_BLOCKS:
         raise ValueError(f"n_blocks must be {N_BLOCKS} at most, got {n_blocks}: more tests would each show less")
@@ -349,7 +346,6 @@ def read_span(
         settings=settings | {"seed": seed},
         smallest_margin=smallest_margin,
         resolution=model.resolution,
-        confidence=confidence,
     )
 
 

@@ -32,14 +32,6 @@ from .sweep import Sweep, sweep_heads
 
 CHOSEN_HERE = "chosen on these problems, so no p-value"
 """Printed instead of a p-value where the same problems chose the heads by their effects."""
-READ_EDITS = {
-    "knockout": "knocking its read out",
-    "knockout_zero": "cutting the span off without renormalising",
-    "restore_scale": "restoring the scale",
-    "reroute_to_sink": "parking the span's attention on the first token outside it",
-    "reroute_uniform": "spreading it evenly over the other tokens",
-}
-"""The edits of a read and their words; the last axis of `ReadEffects.values`."""
 MATTERS = {"same": "matters", "less": "hardly matters by itself", "other": "acts the other way"}
 REPLACES = {"same": "does not replace the span", "less": "replaces the span", "other": "does even more"}
 FOLLOWS = {
@@ -49,6 +41,8 @@ FOLLOWS = {
     "reroute_uniform": ("spreading it over all other tokens", REPLACES),
 }
 """What follows of an edit that acts as the knockout does, next to nothing and less than half of it, or against it."""
+READ_EDITS = ("knockout", *FOLLOWS)
+"""The edits of a read; the last axis of `ReadEffects.values`."""
 ASKED = ("more", "against", "less")
 """The possible verdicts of a cell: beyond the smallest effect with or against the insertion's effect, or below it."""
 BESIDE = ("half", "half_against")
@@ -395,7 +389,7 @@ class ReadEffects(Parts, Measured):
         columns |= {f"p_{name}": p for name, p in zip(ASKED + BESIDE, self.p, strict=True)}
         columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": len(self.total) - made.n}
         heads = results.head_columns([head for head in self.heads for _ in READ_EDITS])
-        edits = {"intervention": list(READ_EDITS) * len(self.heads)}
+        edits = {"intervention": READ_EDITS * len(self.heads)}
         return pd.DataFrame(heads | edits | {name: np.ravel(cells) for name, cells in columns.items()})
 
     def quantity(self, column: str) -> Quantity:
@@ -421,10 +415,7 @@ class ReadEffects(Parts, Measured):
             f"more than {self._least} of the total, as much against it, or less "
             f"({'p after Holm over all tests' if self.chosen_elsewhere else CHOSEN_HERE})."
         )
-        value = "share" if self.established else "median"
-        asked = [f"p_{name}" for name in ASKED + BESIDE if self.chosen_elsewhere]
-        named = ["label", "paper_label", "intervention", value, f"{value}_ci_low", f"{value}_ci_high", "shown"]
-        return Shown((ShownTable(self.table(), caption, [*named, "prevalence", *asked, "n"]),))
+        return Shown((ShownTable(self.summary().drop(columns=["layer", "head"]), caption),))
 
     def headline(self) -> str:
         if not self.established:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count, check_share, checked, count_of
+from ..core.arguments import Arguments, check_count, checked, count_of
 from ..models.base import Model
 from ..models.info import Inputs
 from ..models.sites import attention_sites
@@ -17,7 +17,7 @@ from ..prompts.pairs import PromptPair, over_pairs
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import interval_columns, limits_of, tidy
-from ..statistics import CONFIDENCE, derive_generator, median_interval, sign_test
+from ..statistics import derive_generator, median_interval, sign_test
 from .outcomes import Outcome
 from .prepared import Measured, Prepared, prepare, single
 
@@ -35,7 +35,6 @@ def transplant_span(
     *,
     n_partners: int = 4,
     outcome: str | Outcome = "answer_logprob",
-    confidence: float = CONFIDENCE,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -50,13 +49,11 @@ def transplant_span(
     n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
         those with the same inserted tokens and answers that all differ.
     outcome : "answer_logprob" or "answer_prob".
-    confidence : of intervals; 1 - confidence is the level of the sign test that says whether most problems show it.
     checkpoint, progress : as in `patch_heads`.
     Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
     """
     options = RunOptions(checkpoint, progress, seed)
     check_count(n_partners, name="n_partners", at_least=2)  # an answer is held against the other partners' spans
-    check_share(confidence, name="confidence")
     prepared = prepare(model, pairs, outcome, signed_for="a transplant")
     read = prepared.outcome
     if read.appended != "answer" or read.needs_distractor:
@@ -71,7 +68,6 @@ def transplant_span(
     return Transplant(
         partners=tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners),
         values=np.array(found, dtype=float),
-        confidence=confidence,
         **prepared.fields(settings),
     )
 
