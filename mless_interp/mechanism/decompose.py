@@ -336,7 +336,7 @@ class AttentionDecomposition(Measured):
         value_cosine | cosine of values | | mean cosine of the span's value vectors
         value_spectral_share | values on one direction | | share of the span's value energy on its first direction
         value_effective_rank | directions of values | | how many directions the span's values fill
-        residual | residual | | change that lambda z + Sigma leaves unexplained; 0: affine
+        residual | residual | | change that lambda z + Sigma leaves unexplained; 0: affine, as any text makes it in layer 0
         fit_slope | slope of the best fit | | of the output with the span on that without; another number than lambda
         fit_r2 | R² of the fit | | share of variance that the best affine fit explains
         share | of the layer's change | share | the head's share in what the layer's attention changes; signed
@@ -472,22 +472,15 @@ class AttentionDecomposition(Measured):
         return f"against {name} {keep} in most problems (corrected p < {self.alpha:.3g})"
 
     def details(self) -> list[str]:
-        contrast, layer = self.contrasts[0], self.layers[0]
-        found = []
-        row = self.layer_table(contrast).iloc[0]
+        found, row = [], self.layer_table().iloc[0]
         if np.isfinite(row["share"]):
             found.append(
-                f"The change of attention's output in layer {layer} is {row['scale_share']:+.2f} scale, "
+                f"The change of attention's output in layer {self.layers[0]} is {row['scale_share']:+.2f} scale, "
                 f"{row['bias_share']:+.2f} bias and {row['rest_share']:+.2f} upstream (shares are signed)."
             )
-        residual = self.of("residual", contrast)[:, 0]
-        if np.isfinite(residual).any():
-            found.append(
-                f"In layer 0 z' = lambda z + Sigma leaves {np.nanmax(residual):.1e} of the change open at most: an identity, "
-                "for any inserted text, not a finding."
-            )
-        counted = results.undefined(self.values, self.heads)
-        return [*found, *([f"Undefined (no change beyond rounding, or too few rows): {counted}."] if counted else [])]
+        if counted := results.undefined(self.values, self.heads):
+            found.append(f"Undefined (no change beyond rounding, or too few rows): {counted}.")
+        return found
 
     def printed(self) -> pd.DataFrame:
         # means alone: without the cost of intervals

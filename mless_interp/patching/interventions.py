@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import one_of
 from ..core.heads import Head
 from ..core.shapes import Z
 from ..models.arithmetic import mix_values, pattern_of
@@ -313,10 +312,3 @@ INTERVENTIONS |= {"q": PatchInput("q"), "k": PatchInput("k"), "v": PatchInput("v
 """The interventions that need no number, by name."""
 KNOCKOUTS: dict[str, Intervention] = {"denoising": Knockout(), "noising": EdgeNoise()}
 """edit="knockout" in each direction: the head's sight of the span taken from it, or given to it alone."""
-
-
-def edit_named(edit: str | Intervention, direction: str) -> Intervention:
-    """Look up the intervention of a name in this direction, or take the given one."""
-    if not isinstance(edit, str):
-        return edit
-    return KNOCKOUTS[direction] if edit == "knockout" else one_of(edit, INTERVENTIONS, "edit")

@@ -26,7 +26,7 @@ from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Shown, ShownTable, head_columns, of_heads, rows_per_head
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
-from .interventions import KNOCKOUTS, Intervention, LayerState, PatchZ, edit_named
+from .interventions import INTERVENTIONS, KNOCKOUTS, Intervention, LayerState, PatchZ
 from .outcomes import Outcome
 from .prepared import Measured, Prepared, Runs, Settings, prepare
 
@@ -101,7 +101,8 @@ class Sweep:
         found = one_of(contrast, CONTRASTS, "contrast")
         one_of(direction, DIRECTIONS, "direction")
         one_of(positions, POSITIONS, "positions")
-        intervention = edit_named(edit, direction)
+        known = INTERVENTIONS | {"knockout": KNOCKOUTS[direction]}
+        intervention = one_of(edit, known, "edit") if isinstance(edit, str) else edit
         if intervention.needs_span and not found.cuts:
             raise ValueError(
                 f"edit {intervention.name!r} changes which tokens a head sees, so it needs contrast='content', 'computed' or "
