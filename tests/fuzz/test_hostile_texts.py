@@ -41,7 +41,7 @@ def tags(page: str) -> list[tuple[str, tuple[str, ...]]]:
     return parser.found
 
 
-@fuzz(few=12, share=1, name=texts, question=texts)
+@fuzz(few=8, share=1, name=texts, question=texts)
 def test_no_text_becomes_markup(name: str, question: str) -> None:
     def page(name: str, question: str) -> str:
         result = replace(scored(), settings={"model": name, "insertion": name})
