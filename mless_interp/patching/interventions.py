@@ -189,6 +189,25 @@ class RestoreScale(Intervention):
         return state.donor.z + state.mixed(state.pattern() * state.span_keys)
 
 
+@dataclass(frozen=True)
+class Gate(Intervention):
+    """A <- A G / sum(A G) with G = g on span keys, 1 elsewhere: g = 1 changes nothing, g = 0 is `Knockout`."""
+
+    g: float
+    name = "gate"
+    acts_in = "denoising"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.g <= 1:
+            raise ValueError(f"a gate lies between 0 and 1, got {self.g}")
+
+    def __call__(self, state: LayerState) -> Z:
+        if self.g == 0:
+            return Knockout()(state)
+        pattern = state.pattern()
+        return state.mixed(state.renormalised(pattern * torch.where(state.span_keys, self.g, 1.0), pattern))
+
+
 class RerouteToSink(Intervention):
     """The span's attention goes to the first token outside the span: tests "just another sink". NaN where a row cannot see
     that token (it lies outside the layer's window)."""

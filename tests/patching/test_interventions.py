@@ -13,6 +13,7 @@ from mless_interp.models.info import AttentionRule
 from mless_interp.patching.interventions import (
     INTERVENTIONS,
     EdgeNoise,
+    Gate,
     Knockout,
     KnockoutZero,
     LayerState,
@@ -52,6 +53,10 @@ def test_the_formulas_by_hand() -> None:
     assert float(state.mixed(state.pattern())) == pytest.approx(0.1 + 2 + 30 + 400)
     assert value(Knockout()) == pytest.approx((0.1 + 30 + 400) / 0.8)
     assert value(KnockoutZero()) == pytest.approx(0.1 + 30 + 400)
+    assert value(Gate(1.0)) == pytest.approx(432.1) and value(Gate(0.0)) == value(Knockout())
+    assert value(Gate(0.5)) == pytest.approx((0.1 + 1 + 30 + 400) / 0.9)
+    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
+        Gate(1.5)
     assert value(RerouteToSink()) == pytest.approx(0.3 + 30 + 400)
     assert value(RerouteUniform()) == pytest.approx(430.1 + 0.2 / 3 * 1101)
     # only "other" may be taken from: 0.2 of its 0.3, and the row renormalised
@@ -62,6 +67,7 @@ def test_a_learned_sink_keeps_its_share() -> None:
     """Its weight, e^0, stands beside the four of the tokens."""
     state = state_by_hand(rule=AttentionRule(1.0, sinks=torch.zeros(1, dtype=torch.float64)))
     assert value(Knockout(), state) == pytest.approx((0.1 + 30 + 400) / 1.8)
+    assert value(Gate(0.5), state) == pytest.approx((0.1 + 1 + 30 + 400) / 1.9)
     assert value(MatchedMassKnockout(), state) == pytest.approx((0.1 + 2 + 10 + 400) / 1.8)
 
 
