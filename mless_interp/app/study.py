@@ -18,7 +18,7 @@ def _listed(study: str | None) -> str:
     if study is None:
         tell("\n".join(f"{name:28}{tomllib.loads(path.read_text())['title']}" for name, path in INCLUDED.items()))
         raise typer.Exit
-    return study
+    return study if study in INCLUDED else is_file(study)
 
 
 @dataclass(frozen=True, kw_only=True)
