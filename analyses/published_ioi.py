@@ -112,7 +112,7 @@ def compute(options: Options) -> Computed:
     model.need_tokenizer("drawing prompts")
     pairs = mi.pairs_from_ids(**prompts(model.tokenizer, 2 * options.limit, options.seed))
     named_on, fresh = pairs[: options.limit], pairs[options.limit :]
-    common: dict[str, Any] = {"contrast": "replaced", "outcome": "logit_diff", "progress": options.progress}
+    common: dict[str, Any] = {"contrast": "replaced", "outcome": "logit_diff", "progress": not options.no_progress}
     common |= {"seed": options.seed}
     found = mi.locate_heads(
         model, named_on, confirm=fresh, controls=False, checkpoint=options.partial / "located", **common

@@ -154,7 +154,7 @@ def test_its_numbers_are_those_of_the_functions_that_it_calls(ran: Any, planted_
 def test_named_heads_are_confirmed_and_cut_off_on_other_problems(
     planted_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fewer = partial(mi.locate_heads, n_control_draws=1, n_random_sets=2)
+    fewer = partial(mi.locate_heads, n_control_draws=1, n_random_sets=5)
     monkeypatch.setattr("mless_interp.circuits.locate.locate_heads", fewer)
     monkeypatch.setattr(Picture, "savefig", dot)
     asked = ["--heads", "0:2,1:4", "--n-tokens", "4", "--backend", "bridge", "--no-progress", "--report"]
