@@ -13,7 +13,7 @@ from .command_line import MODEL_HELP, Asking, Backend, Template, argument, is_fi
 from .run_folder import Computed, Kept, Presented, Report, program
 
 
-def _listed(study: str | None) -> str:
+def _listed(study: str | None) -> str | None:
     """Return the study that was asked for; without one, list those that are included."""
     if study is None:
         tell("\n".join(f"{name:28}{tomllib.loads(path.read_text())['title']}" for name, path in INCLUDED.items()))
