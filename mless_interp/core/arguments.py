@@ -93,7 +93,7 @@ def as_annotated(value: object, annotation: object, name: str) -> Any:
 
 
 def shown(value: object) -> str:
-    """What came, in a few words."""
+    """Return what came, in a few words."""
     kind = type(value).__name__
     if value is None:
         return "None"
@@ -117,7 +117,7 @@ def listed(items: Iterable[object], at_most: int = 6) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The known name that is most like this one, as a question; "" where none is."""
+    """Return the known name that is most like this one, as a question; "" where none is."""
     found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
     return f" (did you mean {found[0]}?)" if found else ""
 
@@ -128,12 +128,12 @@ def beside(path: Path) -> list[str]:
 
 
 def count_of(n: SupportsIndex, one: str, several: str = "") -> str:
-    """A count with its noun; `several` where the plural is more than an s."""
+    """Return a count with its noun; `several` where the plural is more than an s."""
     return f"{n} {one if n == 1 else several or one + 's'}"
 
 
 def check_count(value: object, *, name: str, at_least: int = 1) -> int:
-    """A whole number that is large enough, as an `int`."""
+    """Return a whole number that is large enough, as an `int`."""
     number: int = as_annotated(value, int, name)
     if number < at_least:
         raise ValueError(f"{name} must be {at_least} or more, got {number}")
@@ -238,7 +238,7 @@ def _is_literal(wanted: object) -> bool:
 
 
 def _is_object(wanted: object) -> bool:
-    """Whether an annotation is a class that a value is or is not of: no shape of an array, no static protocol."""
+    """Return whether an annotation is a class that a value is or is not of: no shape of an array, no static protocol."""
     if not isinstance(wanted, type) or wanted in (Any, inspect.Parameter.empty) or "jaxtyping" in wanted.__module__:
         return False
     return not getattr(wanted, "_is_protocol", False) or getattr(wanted, "_is_runtime_protocol", False)

@@ -65,7 +65,7 @@ class Head:
 
 
 def as_head(head: Head | str) -> Head:
-    """A head, or the one that a label names, `"L0H13"` or `"0:13"` (zero-based)."""
+    """Return a head, or the one that a label names, `"L0H13"` or `"0:13"` (zero-based)."""
     return head if isinstance(head, Head) else Head.parse(head)
 
 
@@ -76,7 +76,7 @@ def both_names(head: Head | str) -> str:
 
 
 def as_heads(heads: Iterable[Head | str]) -> tuple[Head, ...]:
-    """Heads and labels of heads as heads, in their order."""
+    """Return heads and labels of heads as heads, in their order."""
     return tuple(map(as_head, heads))
 
 

@@ -9,13 +9,13 @@ _PAPER = Path(__file__).parent / "paper"
 
 
 def paper_table(name: str) -> list[dict[str, str]]:
-    """The rows of `paper/NAME.csv`."""
+    """Return the rows of `paper/NAME.csv`."""
     with open(_PAPER / f"{name}.csv", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def paper_entries(name: str) -> dict[str, Any]:
-    """What `paper/NAME.toml` holds; lists as tuples."""
+    """Return what `paper/NAME.toml` holds; lists as tuples."""
     found = tomllib.loads((_PAPER / f"{name}.toml").read_text(encoding="utf-8"))
     return {key: _frozen(value) for key, value in found.items()}
 

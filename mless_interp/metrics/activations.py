@@ -34,7 +34,7 @@ def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) 
 
 
 def quantile(activations: Activations, *, q: float) -> Summary:
-    """The `q` quantile of the activations, linearly interpolated, in their unit; `torch.quantile` stops at 16 million.
+    """Return the `q` quantile of the activations, linearly interpolated, in their unit; `torch.quantile` stops at 16 million.
 
     >>> quantile(torch.tensor([0.0, 4.0, 1.0]), q=0.75)
     tensor(2.5000)

@@ -127,7 +127,7 @@ def log_density_ratio(
     visible: Visible | None = None,
     dest_positions: DestPositions | None = None,
 ) -> PerRow:
-    r"""How much more attention a span token gets than another visible token, as a log ratio in nats.
+    r"""Return how much more attention a span token gets than another visible token, as a log ratio in nats.
 
     $\mathrm{LD}_i = \ln \frac{m_i / n_i}{(1 - m_i - s_i) / (c_i - n_i - k_i)}$, with $c_i$ visible keys, $n_i$ of them in the
     span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None`: both 0). Below 0: the span is avoided token by token; 0:
@@ -264,7 +264,7 @@ def entropy_chain(
 def within_span_entropy(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
-    r"""How evenly each row spreads its span attention over the span tokens that it sees, in [0, 1].
+    r"""Return how evenly each row spreads its span attention over the span tokens that it sees, in [0, 1].
 
     $H(A_{i,I} / m_i) / \ln |I \cap V_i|$. 1: all alike (the paper's claim for meaningless tokens); 0: a single span token.
     NaN where fewer than two are seen or they get less than 1e-8.
@@ -301,7 +301,7 @@ def entropy_without_sink(
 
 @once
 def _information(pattern: Pattern) -> Pattern:
-    """A ln A of each cell, 0 where A is."""
+    """Return a ln A of each cell, 0 where A is."""
     return torch.xlogy(pattern, pattern)
 
 
@@ -326,7 +326,7 @@ Alignment = Int[Tensor, " base_src"]
 def renormalised_rows(
     pattern: Float[Tensor, "*lead dest src"], *, alignment: Alignment
 ) -> Float[Tensor, "*lead dest base_src"]:
-    r"""Rows of the inserted run over the shared tokens only, rescaled to sum to 1.
+    r"""Return rows of the inserted run over the shared tokens only, rescaled to sum to 1.
 
     $q_{ij} = A'_{i,\pi(j)} / \lambda_i$ of the rows given. NaN where less than 1e-8 lies outside the span.
 
@@ -388,7 +388,7 @@ def total_variation(p: Distribution, q: Distribution) -> Distance:
 
 
 def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for others."""
+    """Return both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for others."""
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(
             f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "

@@ -23,7 +23,7 @@ def span_output(
     visible: Visible | None = None,
     dest_positions: DestPositions | None = None,
 ) -> RowVectors:
-    r"""The part of each row's head output that comes from the span: the additive term Sigma, in units of the values.
+    r"""Return the part of each row's head output that comes from the span: the additive term Sigma, in units of the values.
 
     $\Sigma_i = \sum_{k \in I} A_{ik} v_k$. With `retained_mass`, in the first layer and at held positions,
     $z'_i = \lambda_i z_i + \Sigma_i$ exactly. Source: arXiv 2510.01032, Eq. 1-2.
@@ -113,7 +113,7 @@ def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
 
 
 def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> PerHead:
-    r"""How far vectors at different rows point the same way, whatever their lengths, in [0, 1].
+    r"""Return how far vectors at different rows point the same way, whatever their lengths, in [0, 1].
 
     $R = \left\lVert \frac{1}{|Q|} \sum_{i \in Q} \frac{\Sigma_i}{\lVert \Sigma_i \rVert} \right\rVert$, of `span_output` rows
     for example. 1: one direction at every row; 0: the pushes cancel. Zero and undefined vectors leave the mean.
@@ -149,7 +149,7 @@ def _singular_values(values: Tensor, span: Tensor) -> Tensor:
 def affine_parts(
     after: RowVectors, before: RowVectors, *, lam: PerRow, sigma: RowVectors, matched: RowVectors | None = None
 ) -> dict[str, Float[Tensor, "*lead row d"]]:
-    r"""The "change" of head outputs as the sum of "scale", "bias" (and "shift") and "rest", in units of z.
+    r"""Return the "change" of head outputs as the sum of "scale", "bias" (and "shift") and "rest", in units of z.
 
     $z'_i - z_i = (\lambda_i - 1) z_i + \Sigma_i + \lambda_i (z^{\text{matched}}_i - z_i) + \text{rest}$. Without `matched`,
     `before` has the inserted run's positions. With it, `before` is the plain run, `matched` the one without the span at the
@@ -172,7 +172,7 @@ def affine_parts(
 
 
 def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: PerHead | float = 0.0) -> PerHead:
-    r"""How much of the change the form leaves open: eps, a ratio of norms over all rows.
+    r"""Return how much of the change the form leaves open: eps, a ratio of norms over all rows.
 
     $\epsilon = \lVert \text{rest} \rVert_F / \lVert z' - z \rVert_F$. 0: the form is exact, as it must be in the first layer;
     1: it explains nothing. NaN where the change is less than ten times `rounding` (the norm that rounding alone may have).
@@ -188,7 +188,7 @@ def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: PerHead |
 
 
 def affine_fit(before: RowVectors, after: RowVectors) -> tuple[PerHead, Float[Tensor, "*lead d"], PerHead]:
-    r"""The one slope and offset that map all rows best, by least squares, and the share of variance that they explain.
+    r"""Return the one slope and offset that map all rows best, by least squares, and the share of variance that they explain.
 
     $$ a = \frac{\sum_i \langle z_i - \bar z, z'_i - \bar z' \rangle}{\sum_i \lVert z_i - \bar z \rVert^2}, \quad
        b = \bar z' - a \bar z, \quad R^2 = 1 - \frac{\sum_i \lVert z'_i - a z_i - b \rVert^2}

@@ -29,7 +29,7 @@ def computed_once() -> Iterator[None]:
 
 
 def once(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, whose numbers are kept as long as `computed_once` says; elsewhere nothing is kept."""
+    """Return the same function, whose numbers are kept as long as `computed_once` says; elsewhere nothing is kept."""
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,7 +46,7 @@ def once(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def widened(values: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """The values in at least float32: half precision is only a way to store them.
+    """Return the values in at least float32: half precision is only a way to store them.
 
     >>> widened(torch.ones(2, dtype=torch.bfloat16)).dtype, widened(torch.ones(2, dtype=torch.float64)).dtype
     (torch.float32, torch.float64)
@@ -73,7 +73,7 @@ def check_span(span: Tensor, *, n_tokens: int, may_cover_all: bool = False) -> N
 
 
 def row_mask(rows: RowChoice, *, question: Segment, span: Segment | None = None) -> Segment:
-    """The destination tokens of a mean over rows: all, all but the span, or the question's.
+    """Return the destination tokens of a mean over rows: all, all but the span, or the question's.
 
     >>> row_mask("shared", question=torch.tensor([False, False, True]), span=torch.tensor([False, True, False]))
     tensor([ True, False,  True])
@@ -108,7 +108,7 @@ ROW_SUM_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e
 def prepared(
     pattern: Pattern, *, visible: Visible | None, dest_positions: DestPositions | None
 ) -> tuple[Pattern, Visible]:
-    """The pattern in at least float32 with zeros outside the visible keys, and these keys (causal where none are given).
+    """Return the pattern in at least float32 with zeros outside the visible keys, and these keys (causal where none are given).
 
     Rows may be off by `ROW_SUM_TOLERANCE`; ValueError names one that does not sum to 1 or has a negative entry. Half-precision
     rows are renormalised (bfloat16 rows are off by up to 2e-3, which an entropy shows). Rows that see no key become zeros.
@@ -122,7 +122,7 @@ def prepared(
 def _seen(
     pattern: Pattern, visible: Visible | None, dest_positions: DestPositions | None, *, least: float
 ) -> tuple[Pattern, PerRow, Visible]:
-    """What rows give to the keys that they see, its sums, these keys; ValueError where a sum is not in [`least`, 1]."""
+    """Return what rows give to the keys that they see, its sums, these keys; ValueError where a sum is not in [`least`, 1]."""
     visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
     cleaned, tolerance = torch.where(visible, widened(pattern), 0), ROW_SUM_TOLERANCE[pattern.dtype]
     sums = cleaned.sum(-1)
@@ -178,7 +178,7 @@ def resolved_visible(
 
 
 def row_sums(values: Pattern, segment: Segment) -> PerRow:
-    """Each row's sum over the columns of a segment; no matrix product, whose precision a caller may have lowered."""
+    """Return each row's sum over the columns of a segment; no matrix product, whose precision a caller may have lowered."""
     return torch.where(segment[..., None, :], values, 0).sum(-1)
 
 
@@ -196,7 +196,7 @@ def uniform_pattern(visible: Visible, *, dtype: torch.dtype = torch.float32) -> 
 
 
 def row_positions(pattern: Pattern, dest_positions: DestPositions | None) -> DestPositions:
-    """Which token each row of a block belongs to; all tokens in order by default."""
+    """Return which token each row of a block belongs to; all tokens in order by default."""
     n_rows, n_tokens = pattern.shape[-2:]
     if dest_positions is None and n_rows == n_tokens:
         return torch.arange(n_tokens, device=pattern.device)

@@ -120,7 +120,7 @@ def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> P
 
 
 def relative_norms(vectors: Vectors, *, others: Segment) -> PerColumn:
-    r"""Each token's norm over the median norm of `others`, a ratio.
+    r"""Return each token's norm over the median norm of `others`, a ratio.
 
     $\lVert x_j \rVert / \operatorname{med}_{k \in S} \lVert x_k \rVert$. Tens and more: a massive activation; near 0, of
     values: attention there moves nothing. `others` ($S$) leave out the span and the first token. NaN where there are none, or
@@ -151,7 +151,7 @@ def cosines_to_sink(vectors: Vectors, *, sink: Segment) -> PerColumn:
 
 
 def first_of(values: PerColumn, span: Segment) -> PerHead:
-    """A per-token quantity at the first token of a span, in its own unit.
+    """Return a per-token quantity at the first token of a span, in its own unit.
 
     >>> first_of(torch.tensor([1.0, 5.0, 2.0]), torch.tensor([False, True, True]))
     tensor(5.)
@@ -160,7 +160,7 @@ def first_of(values: PerColumn, span: Segment) -> PerHead:
 
 
 def first_against_rest(values: PerColumn, span: Segment) -> Float[torch.Tensor, "*lead"]:
-    r"""A per-token quantity at the first inserted token over its mean at the others, a ratio.
+    r"""Return a per-token quantity at the first inserted token over its mean at the others, a ratio.
 
     $x_a / \operatorname{mean}_{j \in S, j > a} x_j$. 1: all are alike; far above: the first stands for the sink. NaN for a
     single token.

@@ -20,7 +20,7 @@ LEAST_LEVEL = 1e-12
 
 
 def span_collapse(received: PerColumn, *, span: Segment, reference: Segment) -> PerHead:
-    r"""How far the mean level of the span lies below a reference level: C, a share of that level.
+    r"""Return how far the mean level of the span lies below a reference level: C, a share of that level.
 
     $C = 1 - \bar r_I / \bar r_{\text{ref}} \in (-\infty, 1]$. 1: the span receives nothing; 0: as much as the reference.
     `reference` are usually the tokens before the span without the sink. NaN where there are none, or their level is 0. Source:
@@ -149,7 +149,7 @@ def aligned_ratio(base: PerColumn, inserted: PerColumn) -> PerColumn:
 def recovery_latency(
     after: PerColumn, reference: Float[Tensor, "*#lead #src"], *, width: int = 5, threshold: float = 0.5
 ) -> PerHead:
-    r"""Tokens after the span until the level has come back to a share of its reference, in tokens.
+    r"""Return tokens after the span until the level has come back to a share of its reference, in tokens.
 
     $t^* = \min\{t \ge 0 : \operatorname{mean}(\rho'_{b+t}, \dots, \rho'_{b+t+w-1}) \ge \theta \cdot \text{ref}_t\}$. 0: at
     once; inf: never within the question (censored: take medians). `after` is the profile from the span's end on; `reference`
@@ -288,7 +288,7 @@ def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
 
 
 def spike_peaks(received: PerColumn) -> Peaks:
-    r"""The tokens at which a profile peaks: local maxima that stand out.
+    r"""Return the tokens at which a profile peaks: local maxima that stand out.
 
     A strict local maximum (of a plateau its leftmost token) with a prominence of at least 1.4826 MAD of the profile. Undefined
     tokens are passed over as if absent; the first and last are never peaks (methods 4.6).
@@ -312,7 +312,7 @@ def spike_peaks(received: PerColumn) -> Peaks:
 
 
 def matched_peaks_f1(base_peaks: Peaks, inserted_peaks: Peaks) -> PerHead:
-    r"""How many peaks two aligned profiles share, as an F1 score in [0, 1].
+    r"""Return how many peaks two aligned profiles share, as an F1 score in [0, 1].
 
     $F_1 = 2\,TP / (|P_x| + |P_y|)$. 1: all coincide. NaN where neither has a peak.
 
@@ -337,7 +337,7 @@ def peak_attenuation(base: PerColumn, inserted: PerColumn, *, peaks: Peaks) -> P
 
 
 def _paired(base: Tensor, inserted: Tensor) -> tuple[Tensor, Tensor]:
-    """Both profiles, NaN where either is."""
+    """Return both profiles, NaN where either is."""
     base, inserted = widened(base), widened(inserted)
     drop = base.isnan() | inserted.isnan()
     return base.masked_fill(drop, torch.nan), inserted.masked_fill(drop, torch.nan)

@@ -34,7 +34,7 @@ _CONTEXT = 8
 
 
 def token_classes(texts: Sequence[str]) -> tuple[str, ...]:
-    r"""The class of each token, from the tokens' texts in order.
+    r"""Return the class of each token, from the tokens' texts in order.
 
     White space, brackets, `$`, the backslash and punctuation do not count; of what is left of a token
 
@@ -68,7 +68,7 @@ def token_classes(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[str, ...]:
-    """What each token adds to the text of those before it, so that spaces stand as in the text.
+    """Return what each token adds to the text of those before it, so that spaces stand as in the text.
 
     `decode` is a tokenizer's, special tokens kept. A character of several tokens appears with its last one, and a stand-in
     (U+FFFD) before.

@@ -11,7 +11,7 @@ from .info import AttentionRule, Foreign, Inputs
 
 
 def visibility(inputs: Inputs, window: int | None = None) -> Tensor:
-    """Who may see whom in one layer: causality AND the layer's window AND the input's mask, boolean `[b, 1|H, T, T]`.
+    """Return who may see whom in one layer: causality AND the layer's window AND the input's mask, boolean `[b, 1|H, T, T]`.
 
     Causality is by index. A sliding window of `w` shows the query itself and the `w - 1` positions before it, counted on
     position ids where they are given (methods: otherwise the gap condition would not equal the masked one). A query
@@ -63,7 +63,7 @@ def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def with_extra(of_keys: Tensor, rule: AttentionRule, *, value: bool = False) -> Tensor:
-    """A mask over keys (last axis) with this value at the keys of `with_sinks` that are no tokens."""
+    """Return a mask over keys (last axis) with this value at the keys of `with_sinks` that are no tokens."""
     return torch.nn.functional.pad(of_keys, (0, rule.n_extra), value=value)
 
 
@@ -80,7 +80,7 @@ def mix_values(pattern: Tensor, v: Tensor) -> Tensor:
 
 
 def values_of_heads(v: Tensor, n_heads: int) -> Tensor:
-    """Values `[H, src, d]` of every query head from those of its kv group, `[src, KV, d]`."""
+    """Return values `[H, src, d]` of every query head from those of its kv group, `[src, KV, d]`."""
     return repeat(v, "src kv d -> (kv group) src d", group=n_heads // v.shape[1])
 
 
@@ -99,12 +99,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def fused(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The same activation function in one step, where it is known to be written in several (equal up to rounding)."""
+    """Return the same activation function in one step, where it is known to be written in several (equal up to rounding)."""
     if getattr(activation, "__name__", type(activation).__name__) in _TANH_GELU:
         return nn.GELU(approximate="tanh")
     return activation
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether calling it does more than its own arithmetic."""
+    """Return whether calling it does more than its own arithmetic."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())

@@ -89,11 +89,11 @@ class Model(ABC):
 
     @abstractmethod
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        """The layer's activation, or None where it is not known."""
+        """Return the layer's activation, or None where it is not known."""
 
     @abstractmethod
     def _attention_output(self, layer: int) -> AttentionOutput | None:
-        """The layer's output projection, or None where it is not known."""
+        """Return the layer's output projection, or None where it is not known."""
 
     def checked(self, checks: ModelChecks | None) -> "Model":
         """Return this model with these figures, able to do what they say; None: as it was before any check."""

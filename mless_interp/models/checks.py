@@ -186,7 +186,7 @@ def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[flo
 
 @torch.no_grad()
 def _output_error(model: Model, tokens: Tensor) -> float | None:
-    """How far what attention adds is from z W_O + b at random z, as a share; None where the weights are not here."""
+    """Return how far what attention adds is from z W_O + b at random z, as a share; None where the weights are not here."""
     layers, shape = range(model.info.n_layers), (model.info.n_heads, model.info.d_head)
     z = torch.randn(1, tokens.shape[1], *shape, dtype=torch.float32, generator=torch.Generator().manual_seed(4))
     edits = {site(layer, "attn.hook_z"): lambda old: z.to(old) for layer in layers}
@@ -210,7 +210,7 @@ def _steps(z: Tensor, up: Tensor, model: Model) -> Tensor:
 
 
 def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
-    """What rounding does to the log-probability of a token, in nats: `ModelChecks.resolution`."""
+    """Return what rounding does to the log-probability of a token, in nats: `ModelChecks.resolution`."""
     n_layers, start = model.info.n_layers, tokens.shape[1] // 2
     at = list(range(start, tokens.shape[1] - 1))
     recording = model.record(Inputs(tokens), start=start, logits_at=at)
@@ -239,7 +239,7 @@ def _moved_by_rounding(model: Model, recording: Recording, layers: list[int], z:
 
 
 def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str | None]:
-    """How far a replay of three layers at once is off, and why runs are not to be continued so (None: they are)."""
+    """Return how far a replay of three layers at once is off, and why runs are not to be continued so (None: they are)."""
     if model.stepper is None:
         return None, model.why_whole_passes
     layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), tokens.shape[1] // 2

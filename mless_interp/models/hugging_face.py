@@ -36,7 +36,7 @@ def hugging_face_info(hf_model: Foreign, *, name: str = "", backend: str = "", a
     n_layers, n_heads, kind = config.num_hidden_layers, config.num_attention_heads, config.model_type
 
     def said(*names: str) -> int | None:
-        """The first of these that the config says."""
+        """Return the first of these that the config says."""
         return next((found for name in names if (found := getattr(config, name, None))), None)
 
     n_key_value_heads = said("num_key_value_heads", "num_kv_heads") or n_heads
@@ -148,7 +148,7 @@ class HuggingFaceModel(Model):
         return found
 
     def _turned(self, taps: Taps, inputs: Inputs) -> Taps:
-        """These taps where queries and keys are shown only before they are turned, or only after that (latent ones)."""
+        """Return these taps where queries and keys are shown only before they are turned, or only after that (latent ones)."""
         known, positions = self.positions, inputs.positions
         if known is None or any(part.inputs is None or part.inputs.norms is not None for part in self.parts):
             return taps  # a norm comes between, and has no way back

@@ -83,7 +83,7 @@ class ModelInfo:
         return chosen
 
     def mask_of(self, heads: Iterable[Head]) -> np.ndarray:
-        """Which heads these are, boolean `[layer, head]`."""
+        """Return which heads these are, boolean `[layer, head]`."""
         named = set(heads)
         return np.array([head in named for head in self.heads]).reshape(self.n_layers, self.n_heads)
 
@@ -145,7 +145,7 @@ class AttentionRule:
     sinks: Tensor | None = field(default=None, compare=False)
 
     def of(self, head: int) -> "AttentionRule":
-        """The rule of one head alone."""
+        """Return the rule of one head alone."""
         return self if self.sinks is None else replace(self, sinks=self.sinks[head : head + 1])
 
     @property
@@ -193,7 +193,7 @@ class AttentionOutput:
         return self.norm(before + wrote) - self.norm(before)
 
     def before_norm(self, z: Tensor) -> Tensor:
-        """What all heads write together, `[..., d_model]`, of head outputs `[..., head, d_head]`."""
+        """Return what all heads write together, `[..., d_model]`, of head outputs `[..., head, d_head]`."""
         wrote = z.flatten(-2) @ self.weights.to(z).flatten(0, 1)
         return wrote if self.bias is None else wrote + self.bias.to(z)
 

@@ -101,7 +101,7 @@ def load_model(
 
 
 def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Model:
-    """A model of Hugging Face's, on the first of the backends asked for that reproduces it."""
+    """Return a model of Hugging Face's, on the first of the backends asked for that reproduces it."""
     from .hugging_face import copied, load_hugging_face, quantisation_of, reference_logits
 
     if isinstance(name, InMemory):
@@ -247,7 +247,7 @@ def tokenizer_of_model(name: str) -> Foreign:
 
 
 def _config_of(label: str | Path) -> dict[str, Foreign]:
-    """What the config.json behind a model's name says; nothing where it is not here."""
+    """Return what the config.json behind a model's name says; nothing where it is not here."""
     directory = DEMO_DIRECTORY if label == "demo" else Path(label)
     return document(directory, "config.json") if (directory / "config.json").is_file() else {}
 

@@ -164,7 +164,7 @@ class NnsightModel(HuggingFaceModel):
         return found.get("logits")
 
     def _steps(self, layer: int, taps: Taps, mask: int | None) -> Iterator[Step]:
-        """What `traced_ops.walked` does in a layer, in the order of the forward pass; its mask right after its input."""
+        """Yield what `traced_ops.walked` does in a layer, in the order of the forward pass; its mask right after its input."""
         for number, name in enumerate(SITES):
             if number == 1 and mask is not None:
                 yield "", self.attentions[layer], (), "mask", mask, None, None

@@ -35,13 +35,13 @@ class Layers(Protocol):
         """Scale s and soft-cap c of the layer's scores, and learned sinks."""
 
     def parallel(self, layer: int) -> bool:
-        """Whether the layer's MLP reads x, not y: then attention acts on no MLP but those of later layers."""
+        """Return whether the layer's MLP reads x, not y: then attention acts on no MLP but those of later layers."""
 
     def attention_out(self, layer: int, z: Tensor) -> Tensor:
-        """What attention adds to the stream, of the head outputs `[rows, token, H, d]`."""
+        """Return what attention adds to the stream, of the head outputs `[rows, token, H, d]`."""
 
     def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
-        """What the MLP adds to the stream, of the stream that it reads."""
+        """Return what the MLP adds to the stream, of the stream that it reads."""
 
     def unembed(self, resid: Tensor) -> Tensor:
         """Logits `[..., vocab]` of the last layer's residual stream (maybe a finer one)."""
@@ -184,7 +184,7 @@ class Stepper:
         offsets: list[Tensor] | None = None,
         gated_layers: Sequence[int] = (),
     ) -> Tensor:
-        r"""Every layer of the changed positions, in one differentiable pass: logits `[batch x row, read, vocab]`.
+        r"""Return every layer of the changed positions, in one differentiable pass: logits `[batch x row, read, vocab]`.
 
         `gates` g `[row, layer, head]` multiply the attention that these positions pay to the keys of the span S, `span`
         `[batch, src]`, before the row is renormalised: 1 leaves a head alone, 0 is its knockout, all 0 is the run that

@@ -64,7 +64,7 @@ Hook = Callable[..., Tensor | None]
 
 
 def as_hook(tap: Tap) -> Hook:
-    """A TransformerLens hook; without an edit it gives nothing back, and the run goes on with what it had."""
+    """Return a TransformerLens hook; without an edit it gives nothing back, and the run goes on with what it had."""
 
     def hook(value: Tensor, hook: object = None) -> Tensor | None:
         new = tap(value)

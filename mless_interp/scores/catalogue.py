@@ -142,7 +142,7 @@ peak_attenuation | ratio | | height of the base run's peaks that is left
 
 
 def _of_rows(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
-    """A formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
+    """Return a formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
     return lambda rows: formula(rows.block.pattern, **{mask: getattr(rows, mask) for mask in masks}, **rows.options)
 
 
@@ -320,7 +320,7 @@ SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_r
 
 
 def metric_named(name: str) -> Metric:
-    """The metric of that name; `name_last` gives the row metric `name`."""
+    """Return the metric of that name; `name_last` gives the row metric `name`."""
     found = METRICS.get(name) or METRICS.get(name.removesuffix("_last"))
     if found is None or (found.name != name and found.kind != "row"):
         raise ValueError(
@@ -331,7 +331,7 @@ def metric_named(name: str) -> Metric:
 
 
 def chosen_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The names asked for: None the usual ones, "all" every one, "sinks" whether the span is one, a name, or several."""
+    """Return the names asked for: None the usual ones, "all" every one, "sinks" whether the span is one, a name, or several."""
     if metrics is None:
         return DEFAULT
     if metrics == "sinks":

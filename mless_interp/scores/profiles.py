@@ -179,7 +179,7 @@ class AttentionProfile(results.Result):
         return Curve(np.arange(len(mean)), mean, low, high, n)
 
     def _on_insertion_points(self, found: Sequence[np.ndarray]) -> np.ndarray:
-        """One array per problem `[token]` as `[problem, token]`, NaN where a problem has no token."""
+        """Return one array per problem `[token]` as `[problem, token]`, NaN where a problem has no token."""
         first = max(start for start, _ in self.spans)
         shifts = [first - start for start, _ in self.spans]
         grid = np.full((len(found), max(shift + len(v) for shift, v in zip(shifts, found, strict=True))), np.nan)

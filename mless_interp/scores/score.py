@@ -208,7 +208,7 @@ class HeadScores(results.Result):
         return [metric for metric, found in self.values.items() if condition in found]
 
     def _usual(self, metrics: "list[str] | tuple[str, ...]") -> list[str]:
-        """All of a few metrics; of many the usual ones."""
+        """Return all of a few metrics; of many the usual ones."""
         usual = [metric for metric in USUAL if metric in metrics] if len(metrics) > len(USUAL) else []
         return usual or list(metrics[: len(USUAL)])
 
@@ -286,7 +286,7 @@ def score_heads(
     asked = model.info.mask_of(described.heads)
 
     def scored(pair: PromptPair, tick: Tick) -> dict[str, results.Found]:
-        """One problem in every condition."""
+        """Return one problem in every condition."""
         made = _Scores(names, min_rows, asked.shape)
         other: dict[int, streaming.Other] | None = None
         for number, condition in enumerate(conditions):
@@ -401,7 +401,7 @@ def _patterns(cache: Any) -> dict[int, Tensor]:
 
 
 def _plan(names: Sequence[str], layout: streaming.Layout, *, compared: bool, exclude_sink: bool) -> streaming.Plan:
-    """What a run has to be reduced to for these metrics; `compared`: with the first condition's."""
+    """Return what a run has to be reduced to for these metrics; `compared`: with the first condition's."""
     missing: set[streaming.Need] = set() if layout.span.any() else {"span"}
     missing |= set() if compared else {"first_rows"}
     wanted = {metric.name: metric for metric in map(metric_named, names) if not missing & set(metric.needs)}
@@ -446,7 +446,7 @@ class _Scores:
 
 
 def _head_values(names: Sequence[str], run: Profile, base: Profile | None) -> dict[str, Tensor]:
-    """Each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
+    """Return each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
     values: dict[str, Tensor] = {}
     rows, states = run.reduced.of("rows"), run.reduced.of("states")
     given = {"profile": (run,)} if base is None else {"profile": (run,), "paired": (base, run)}

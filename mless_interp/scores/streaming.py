@@ -54,7 +54,7 @@ class Layout:
 
 
 def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
-    """The layout of a pair's prompt in one condition; `ValueError` where nothing follows the insertion."""
+    """Return the layout of a pair's prompt in one condition; `ValueError` where nothing follows the insertion."""
     start, stop = pair.spans[0]
     prompt, shared = pair.inserted, pair.shared
     if not CONDITIONS[condition].has_span:
@@ -104,12 +104,12 @@ class Block:
         return self.pattern.shape[-1] - self.n_extra
 
     def mask(self, mask: Tensor, *, extra: bool = False) -> Tensor:
-        """A mask over all tokens, cut to the block's keys; `extra` at those that are no tokens."""
+        """Return a mask over all tokens, cut to the block's keys; `extra` at those that are no tokens."""
         cut = mask[: self.n_src].to(self.pattern.device)
         return torch.nn.functional.pad(cut, (0, self.n_extra), value=extra)
 
     def only(self, wanted: Tensor) -> "Block":
-        """The rows where `wanted` `[token]`, which lies in memory, is True."""
+        """Return the rows where `wanted` `[token]`, which lies in memory, is True."""
         (kept,) = wanted[self.first : self.first + len(self.positions)].nonzero(as_tuple=True)
         a, b = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
         if len(kept) == len(self.positions):
@@ -142,7 +142,7 @@ def pattern_blocks(
 
 
 def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Iterator[Block]:
-    """The same blocks from rotated queries `[1, token, head, d]` and keys `[1, token, kv_head, d]`; never half."""
+    """Yield the same blocks from rotated queries `[1, token, head, d]` and keys `[1, token, kv_head, d]`; never half."""
     q, k = (x.float() if x.element_size() < 4 else x for x in (q, k))
     for a, b in row_ranges(q.shape[1], q.shape[2]):
         scores = with_sinks(masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule), rule.column)
@@ -151,7 +151,7 @@ def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule
 
 
 def uniform_blocks(visible: Tensor, dtype: torch.dtype, *, n_extra: int = 0) -> Iterator[Block]:
-    """The blocks of attention that prefers nothing: the null of everything that a pattern's blocks are reduced to."""
+    """Yield the blocks of attention that prefers nothing: the null of everything that a pattern's blocks are reduced to."""
     for a, b in row_ranges(visible.shape[1], visible.shape[0]):
         seen = torch.nn.functional.pad(visible[:, a:b, :b], (0, n_extra), value=True)
         yield Block(uniform_pattern(seen, dtype=dtype), seen, torch.arange(a, b, device=visible.device), a, n_extra)
@@ -260,7 +260,7 @@ class Reduced:
 
 
 def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside: Any) -> Reduced:
-    """All blocks of one layer, in order; sums of blocks add, numbers per row stand side by side."""
+    """Return all blocks of one layer, in order; sums of blocks add, numbers per row stand side by side."""
     totals: dict[tuple[str, str], Tensor] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in plan.rows}
 
@@ -288,7 +288,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside:
 
 
 def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
-    """The same in memory; of each device all numbers of a kind come at once, so that it is waited for once."""
+    """Return the same in memory; of each device all numbers of a kind come at once, so that it is waited for once."""
     found = {(layer, key): tensor for layer, reduced in layers.items() for key, tensor in reduced.numbers.items()}
     kinds = {(tensor.device, tensor.dtype) for tensor in found.values() if tensor.device.type != "cpu"}
     for kind in kinds:
@@ -310,7 +310,7 @@ def reduce_prompt(
     keep: bool = False,
     compare: dict[int, Other] | None = None,
 ) -> tuple[dict[int, Reduced], dict[int, Reduced], dict[int, Other]]:
-    """One prompt's forward pass with its reducers: no logits, no pattern outlives its layer.
+    """Return one prompt's forward pass with its reducers: no logits, no pattern outlives its layer.
 
     By layer: its own attention, uniform attention in its place, and, with `keep`, what another condition is compared with.
     """

@@ -135,7 +135,7 @@ def bootstrap_interval(
 def mean_interval(
     values: Effects, *, confidence: float = CONFIDENCE, n_resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    r"""Each cell's mean over problems with its interval: BCa from 20 problems on, Student's t below, flagged.
+    r"""Return each cell's mean over problems with its interval: BCa from 20 problems on, Student's t below, flagged.
 
     $$ \bar x \pm t_{n - 1}\, s / \sqrt n \qquad (n < 20) $$
 
@@ -179,7 +179,7 @@ def _student(array: np.ndarray, confidence: float) -> Interval:
 
 
 def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interval:
-    """The "interval" of one problem: its numbers without limits, flagged."""
+    """Return the "interval" of one problem: its numbers without limits, flagged."""
     estimate = np.asarray(estimate, dtype=float)
     unknown, flag = np.full(estimate.shape, np.nan), np.full(estimate.shape, TOO_FEW)
     n = np.asarray(np.isfinite(estimate), dtype=int)
@@ -187,7 +187,7 @@ def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interv
 
 
 def _by_count(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Cells with equally many defined problems, and those problems' values, in the problems' order."""
+    """Yield cells with equally many defined problems, and those problems' values, in the problems' order."""
     undefined = np.isnan(array)
     counts = (~undefined).sum(axis=0)
     for n in np.unique(counts[counts >= 2]):
@@ -199,7 +199,7 @@ def _by_count(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def resample_weights(n: int, n_resamples: int, seed: int) -> np.ndarray:
-    """How often each problem is drawn in each resample, `[resample, problem]`."""
+    """Return how often each problem is drawn in each resample, `[resample, problem]`."""
     generator = derive_generator(seed, "bootstrap", n)
     weights = np.empty((n_resamples, n), dtype=np.uint16)
     rows = max(1, _CHUNK_VALUES // n)
@@ -211,7 +211,7 @@ def resample_weights(n: int, n_resamples: int, seed: int) -> np.ndarray:
 
 
 def _means(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The resampled means, `[cell, resample]`."""
+    """Return the resampled means, `[cell, resample]`."""
     n_resamples, n = weights.shape
     draws = np.empty((x.shape[1], n_resamples))
     rows = max(1, _CHUNK_VALUES // 4 // n)

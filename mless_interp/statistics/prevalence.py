@@ -42,7 +42,7 @@ def by_group(values: Effects, groups: Sequence[str], *, mean: bool = False) -> G
 
 
 def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Interval:
-    r"""Each cell's median over problems with the interval of its order statistics.
+    r"""Return each cell's median over problems with the interval of its order statistics.
 
     $$ [x_{(k)}, x_{(n + 1 - k)}], \qquad k = \max\{k : P(\mathrm{Bin}(n, \tfrac12) \le k - 1) \le \alpha / 2\} $$
 
@@ -114,7 +114,7 @@ class Concentration:
 
 
 def concentration(values: Effects) -> Concentration:
-    r"""How far a mean over problems rests on a few of them.
+    r"""Return how far a mean over problems rests on a few of them.
 
     $$ C = \frac{\sum_{p \in L} |x_p|}{\sum_p |x_p|}, \qquad |L| = \lceil 0.05\, n \rceil $$
 
@@ -136,7 +136,7 @@ def concentration(values: Effects) -> Concentration:
 
 
 def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFIDENCE) -> Interval:
-    r"""The share $\theta$ of a total effect that a part of it is, per cell, with limits that hold for any distribution.
+    r"""Return the share $\theta$ of a total effect that a part of it is, per cell, with limits that hold for any distribution.
 
     $$ \{\theta : \max(n_+, n_-) \le n - k\}, \qquad n_\pm(\theta) = \#\{p : \pm (g_p - \theta\, t_p) > 0\} $$
 
@@ -279,7 +279,7 @@ def within_test(effects: Effects, delta: float, *, tested: np.ndarray | None = N
 
 
 def fewest_problems(n_tests: int, *, alpha: float = 0.05) -> int:
-    """Problems with which any of so many prevalence tests (cells x senses x sides) can reject: 2^-n < alpha / tests.
+    """Return problems with which any of so many prevalence tests (cells x senses x sides) can reject: 2^-n < alpha / tests.
 
     >>> fewest_problems(2 * 784), fewest_problems(2 * 2 * 112, alpha=0.04)
     (15, 14)
@@ -290,7 +290,7 @@ def fewest_problems(n_tests: int, *, alpha: float = 0.05) -> int:
 
 
 def detectable_prevalence(n: int, n_tests: int, *, power: float = 0.8, alpha: float = 0.05) -> float:
-    """The true prevalence that `n` problems find with this power in a family of so many tests; NaN where none can be.
+    """Return the true prevalence that `n` problems find with this power in a family of so many tests; NaN where none can be.
 
     From the binomial alone, never from an observed effect. It is what the sharpest step of Holm needs (Bonferroni's).
 
