@@ -53,7 +53,9 @@ def test_the_planted_circuit_is_told_in_order(planted_dir: Path, tmp_path: Path)
     assert "L0H2 -> L1H4 v" in circuit.table().query("part == 'edges'")["label"].tolist()
     page = (tmp_path / "x" / "report.html").read_text()
     told = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>\s*<p class="found"><strong>(.*?)</strong></p>', page)
-    assert [heading for heading, _ in told] == ["Which heads", *PARTS.values()]
+    headings = ["Which heads", *PARTS.values()]
+    headings.insert(3, "Which edges suffice")
+    assert [heading for heading, _ in told] == headings
     with browser(tmp_path / "profile") as running:
         shown = running.open(tmp_path / "x" / "report.html", width=390)
         assert shown.run("document.documentElement.scrollWidth") <= 390 and not shown.errors
