@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from ..patching.prepared import Settings, fit_pairs
 from ..prompts.pairs import PromptPair, own_pairs
 from ..runtime.columns import columns_of
 from ..runtime.loop import progress_bar
-from ..runtime.results import Result
+from ..runtime.results import Result, largest_first
 from .identities import tolerance_of
 
 COMPARED = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_mlp_out", "hook_resid_post")
@@ -44,7 +44,7 @@ class HookComparison(Result):
     """What a user's hook really does, problem by problem; `found` says it in words, "as meant" where nothing differs.
 
     `error` `[problem]` is the largest difference from what was meant, as a share of the largest value there; NaN where shapes
-    do not fit. `in_a_batch` says what is wrong in a padded batch, "" if nothing is.
+    do not fit.
     """
 
     problem_ids: tuple[str, ...]
@@ -52,7 +52,6 @@ class HookComparison(Result):
     meant: str
     found: tuple[str, ...]
     error: np.ndarray
-    in_a_batch: str = ""
     settings: Settings = field(default_factory=dict)
 
     axes = (("error", "problem"),)
@@ -63,18 +62,14 @@ class HookComparison(Result):
 
     @property
     def passed(self) -> bool:
-        """Whether it does what was meant in every problem, and in a padded batch where prompts differ in length."""
-        return set(self.found) == {AS_MEANT} and not self.in_a_batch
+        """Whether it does what was meant in every problem."""
+        return set(self.found) == {AS_MEANT}
 
     def table(self) -> pd.DataFrame:
         """Return one row per kind of finding, the most frequent first: its problems `k` of `n`, and their median error."""
-        rows = (
-            self.to_frame()
-            .groupby("found", sort=False)["error"]
-            .agg(k="size", error="median")
-            .assign(n=len(self.found))
-        )
-        return rows.sort_values("k", ascending=False, kind="stable").reset_index()[["found", "k", "n", "error"]]
+        errors = self.to_frame().groupby("found", sort=False)["error"]
+        rows = errors.agg(k="size", error="median").assign(n=len(self.found)).reset_index()
+        return largest_first(rows[["found", "k", "n", "error"]], "k")
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per problem."""
@@ -83,9 +78,7 @@ class HookComparison(Result):
     def headline(self) -> str:
         most, k = self._kinds()[0]
         where = f"in {k} of {count_of(len(self.found), 'problem')}"
-        if most == AS_MEANT:
-            return f"Yes, this is {self.meant}, {where}{self.in_a_batch and f'; but {self.in_a_batch}'}."
-        return f"No, this is not {self.meant}; {where} {most}."
+        return f"Yes, this is {self.meant}, {where}." if self.passed else f"No, this is not {self.meant}; {where} {most}."
 
     def _kinds(self) -> list[tuple[str, int]]:
         """What was found and how often, what is wrong first."""
@@ -108,10 +101,10 @@ def compare_hook(
     """Compare your own ablation of heads with the exact edit, and name what it really does.
 
     Both runs of each problem's inserted prompt are compared at every layer: head outputs, what attention and MLP add, the
-    residual stream. The first difference is named. Two prompts of different length then run as one left-padded batch.
+    residual stream. The first difference is named.
 
     hook : `(name, function)` pairs as TransformerLens' `fwd_hooks`; or a function of the library's own model (of nnsight the
-        Hugging Face model) that adds hooks and returns what removes them: a handle, a context manager, or a list of these.
+        Hugging Face model) that adds PyTorch's forward hooks to it; they are removed afterwards.
     heads : the heads that you mean to change. edit : what you mean to do to each: "zero" its output at all rows, "knockout"
         (or another of `INTERVENTIONS` that needs no second run), or your function of a head's z `[batch, token, d_head]`.
     """
@@ -133,10 +126,8 @@ def compare_hook(
             words, error = _first_difference(model, pair, chosen, plain, exact, hooked)
             rows.append((words + _why_none(model, calls) if words == NO_EFFECT else words, error))
             bar.update(1)
-    short, *_, long = sorted([*made, made[0]], key=lambda pair: len(pair.inserted))
-    batch = _padded(model, short, long, hook, chosen) if len(short.inserted) < len(long.inserted) else ""
     meant = f"{f'the edit {edit!r}' if isinstance(edit, str) else 'your edit'} of {listed(chosen)}"
-    return _compared(model, made, chosen, meant, rows, batch)
+    return _compared(model, made, chosen, meant, rows)
 
 
 @checked
@@ -168,20 +159,15 @@ def compare_capture(
         _what_it_is(model, _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value), chosen, of)
         for pair, value in zip(made, values, strict=True)
     ]
-    return _compared(model, made, (chosen,), f"{of} of {chosen}", rows, "")
+    return _compared(model, made, (chosen,), f"{of} of {chosen}", rows)
 
 
 def _compared(
-    model: Model,
-    pairs: Sequence[PromptPair],
-    heads: tuple[Head, ...],
-    meant: str,
-    rows: Sequence[tuple[str, float]],
-    in_a_batch: str,
+    model: Model, pairs: Sequence[PromptPair], heads: tuple[Head, ...], meant: str, rows: Sequence[tuple[str, float]]
 ) -> HookComparison:
-    ids, found, error = tuple(pair.id for pair in pairs), tuple(words for words, _ in rows), [each for _, each in rows]
+    found, error = zip(*rows, strict=True)
     settings = {"model": model.info.name, "backend": model.info.backend}
-    return HookComparison(ids, heads, meant, found, np.array(error), in_a_batch, settings)
+    return HookComparison(tuple(pair.id for pair in pairs), heads, meant, found, np.array(error), settings)
 
 
 def _ran(model: Model, inputs: Inputs, sites: Sequence[str], edits: Mapping[str, Edit] | None = None) -> Activations:
@@ -219,20 +205,13 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
     tables = [hooks for part in library.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]
     before = [set(hooks) for hooks in tables]
     try:
-        with ExitStack() as stack:
-            if callable(hook):
-                made = hook(library)
-                for each in made if isinstance(made, list | tuple) else [made] * (made is not None):
-                    if not isinstance(each, AbstractContextManager):  # PyTorch's handles are some
-                        raise ValueError(
-                            f"hook must return a handle, a context manager or a list of these, got {each!r:.60}"
-                        )
-                    stack.enter_context(each)
-            else:
-                stack.enter_context(library.hooks(fwd_hooks=_counted(model, library, hook, calls)))
+        if callable(hook):
+            hook(library)
             yield
+        else:
+            with library.hooks(fwd_hooks=_counted(model, library, hook, calls)):
+                yield
     finally:
-        # what the user's function added and gave no handle of goes, too
         for hooks, own in zip(tables, before, strict=True):
             for key in set(hooks) - own:
                 del hooks[key]
@@ -243,8 +222,7 @@ def _counted(model: Model, library: Any, hook: Sequence[tuple[str, Any]], calls:
     known = getattr(library, "hook_dict", {})
     if not known:
         raise ValueError(
-            "(name, function) pairs are hooks of TransformerLens; for other models give a function that adds hooks and "
-            "returns their handles"
+            "(name, function) pairs are hooks of TransformerLens; for other models give a function that adds hooks"
         )
 
     def counted(name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -258,43 +236,12 @@ def _counted(model: Model, library: Any, hook: Sequence[tuple[str, Any]], calls:
     return [(name, partial(counted, name, function)) for name, function in hook]
 
 
-def _padded(model: Model, short: PromptPair, long: PromptPair, hook: Hooks, heads: Sequence[Head]) -> str:
-    """What a hook does otherwise to a prompt that is padded on the left beside a longer one; "" if nothing."""
-    alone, other = short.condition("inserted"), long.condition("inserted")
-    pad = other.n_tokens - alone.n_tokens
-    names = [site(layer, "attn.hook_z") for layer in sorted({head.layer for head in heads})]
-    shown = torch.ones(2, 1, other.n_tokens, other.n_tokens, dtype=torch.bool)
-    shown[1, :, pad:, :pad] = False
-    places = torch.arange(other.n_tokens)
-    tokens = torch.cat([other.tokens, torch.cat([other.tokens[:, :pad], alone.tokens], 1)])
-    batch = Inputs(tokens, torch.stack([places, (places - pad).clamp(min=0)]), shown)
-
-    def differs() -> bool:
-        by_itself, padded = _ran(model, alone, names), _ran(model, batch, names)
-        return any(_differs(model, by_itself[name], padded[name][pad:]) for name in names)
-
-    if differs():
-        return ""  # this model cannot be padded so: nothing is known
-    try:
-        with _added(model, hook, Counter()):
-            wrong = differs()
-    except Exception as error:  # noqa: BLE001  a user's own code: whatever it raises is the finding
-        return f"in a batch of two prompts it raises {type(error).__name__}"
-    words = "it does something else to the shorter prompt: it counts rows from the left, or takes padding for tokens"
-    return f"in a batch that is padded on the left {words}" if wrong else ""
-
-
 def _differs(model: Model, first: Tensor, second: Tensor) -> bool:
     return not apart(first, second).relative <= tolerance_of(model)
 
 
 def _first_difference(
-    model: Model,
-    pair: PromptPair,
-    heads: Sequence[Head],
-    plain: Activations,
-    exact: Activations,
-    hooked: Activations,
+    model: Model, pair: PromptPair, heads: Sequence[Head], plain: Activations, exact: Activations, hooked: Activations
 ) -> tuple[str, float]:
     """What the hook does where it first departs from the exact edit of these heads, and the largest difference there."""
     departs = [name for name in exact if _differs(model, exact[name], hooked[name])]

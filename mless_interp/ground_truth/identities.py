@@ -40,7 +40,7 @@ class Layer:
 
     @property
     def keys(self) -> dict[str, Tensor]:
-        """What a metric must know of the keys."""
+        """The keys, as metrics ask for them."""
         return {"visible": self.visible, "dest_positions": torch.arange(self.pattern.shape[1]).to(self.visible.device)}
 
     def mask(self, tokens: Tensor) -> Tensor:

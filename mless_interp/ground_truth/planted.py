@@ -212,33 +212,23 @@ def planted_model(
         architectures=[LlamaForCausalLM.__name__],
         dtype=dtype,
     )
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # the random initialisation is replaced, and the caller's generator left alone
+    # the random initialisation is replaced, and the caller's generator left alone
+    with torch.random.fork_rng(devices=[]):
         model = LlamaForCausalLM(config)
     model.to(dtype=dtype).load_state_dict(plan.state_dict())  # type: ignore[call-arg]
     said = vars(roles) | {"n_heads": n_heads, "n_key_value_heads": n_key_value_heads, "seed": seed, "sign": sign}
     said |= {"reads": strengths, "noise": noise, "null": null}
     said["reads_from"] = {head: sorted(tokens) for head, tokens in roles.reads_from.items()}
-    return PlantedModel(
-        hf_model=model.eval(),
-        tokenizer=build_tokenizer(vocabulary.tokens, model_max_length=MAX_POSITIONS),
-        roles=roles,
-        shares=shares,
-        vocabulary=vocabulary,
-        settings=plain(said),
-    )
+    tokenizer = build_tokenizer(vocabulary.tokens, model_max_length=MAX_POSITIONS)
+    return PlantedModel(model.eval(), tokenizer, roles, shares, vocabulary, settings=plain(said))
 
 
 def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Vocabulary) -> dict[str, float]:
     strengths = dict(reads) if isinstance(reads, Mapping) else dict.fromkeys(reads, 1.0)
-    if not strengths:
-        raise ValueError("reads is empty: name at least one token, such as '/'")
-    for token, strength in strengths.items():
+    if not strengths or not all(0 < strength <= 1 for strength in strengths.values()):
+        raise ValueError(f"reads must name tokens, such as '/', with strengths in (0, 1], got {reads!r}")
+    for token in strengths:
         if token not in vocabulary.tokens or vocabulary.in_prompts(token):
-            known = token in vocabulary.tokens
-            why = "part of the prompts themselves" if known else "not a token of this planted model"
+            why = "part of the prompts themselves" if token in vocabulary.tokens else "not a token of this planted model"
             raise ValueError(f"reads: {token!r} is {why}; choose a word or sign such as '/'")
-        if not 0 < strength <= 1:
-            raise ValueError(f"reads: the strength of {token!r} must be in (0, 1], got {strength}")
     return {token: float(strength) for token, strength in strengths.items()}

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import comb
+from typing import Any
 
 from ..core.arguments import one_of
 from ..core.heads import Head, check_heads
@@ -64,20 +65,7 @@ class Roles:
     @property
     def kinds(self) -> dict[Head, str]:
         """The kind of every head that has a role, in the order of the heads."""
-        named: dict[str, Iterable[Head]] = {
-            "reader": self.readers,
-            "mediator": self.mediators,
-            "against": self.against,
-            "conditional": self.conditional,
-            "switch": self.switches,
-            "relay": self.relayed,
-            "span writer": self.relayed.values(),
-            "recaller": self.recalls,
-            "thinker": self.recalls.values(),
-            "copier": [self.copier],
-            **self.decoys,
-        }
-        return dict(sorted((head, kind) for kind, heads in named.items() for head in heads))
+        return dict(sorted((head, kind) for kind, heads in _by_kind(vars(self)).items() for head in heads))
 
     @property
     def switches(self) -> tuple[Head, ...]:
@@ -87,6 +75,11 @@ class Roles:
     def rare(self) -> tuple[Head, ...]:
         """Readers that read the span in a few problems only."""
         return tuple(head for head in self.readers if named_in(self.reads_from.get(head)) <= _RARE)
+
+    @property
+    def usual(self) -> list[Head]:
+        """All other heads that read the span from the rows of the question."""
+        return [head for head in (*self.readers, *self.conditional) if head not in self.rare]
 
     @property
     def threshold(self) -> float | None:
@@ -105,8 +98,7 @@ class Roles:
 
     def edges(self) -> dict[tuple[str, str], str]:
         """(sender, receiver) -> through what of the receiver ("q", "v", or "" for the last MLP and the logits)."""
-        last = f"MLP{self.n_layers - 1}"
-        readers = [head for head in (*self.readers, *self.conditional) if head not in self.rare]
+        last, readers = f"MLP{self.n_layers - 1}", self.usual
         answering = (*readers, *self.against, *self.relayed, *self.recalls, *self.mediators)
         found = {(str(head), last): "" for head in answering if self.direct(head)}
         for mediator in self.mediators:
@@ -125,81 +117,57 @@ class Roles:
         return _EXPECTED.get(kind if single else f"{kind} {self.combine}", _NOTHING)
 
     @classmethod
-    def fill(
-        cls,
-        *,
-        readers: Iterable[Head] | None,
-        mediators: Iterable[Head] | None,
-        decoys: Mapping[str, Iterable[Head]] | None,
-        copier: Head | None,
-        n_layers: int | None,
-        against: Iterable[Head],
-        reads_from: Mapping[Head, Iterable[str]] | None,
-        combine: str,
-        n_heads: int,
-        null: bool,
-        **behind: Mapping[Head, Head] | None,
-    ) -> "Roles":
-        """The given roles, checked, with defaults for what is missing; `behind`: reader -> the earlier head it needs."""
-        for kind in decoys or {}:
+    def fill(cls, *, n_layers: int | None, n_heads: int, null: bool, **asked: Any) -> "Roles":
+        """The fields that were asked for (None: not asked), checked, with defaults for what is missing."""
+        for kind in asked["decoys"] or {}:
             one_of(kind, DECOY_KINDS, "kind of decoys")
-        one_of(combine, ("sum", "any", "all"), "combine")
-        needs = {name: dict(each or {}) for name, each in behind.items()}
-        given: dict[str, list[Head]] = {
-            "readers": list(readers or ()),
-            "mediators": list(mediators or ()),
-            **{f"{kind} decoys": list((decoys or {}).get(kind, ())) for kind in DECOY_KINDS},
-            "copier": [] if copier is None else [copier],
-            "conditional readers": list(needs["conditional"]),
-            "switches": list(dict.fromkeys(needs["conditional"].values())),
-            "readers of the span's rows": list(needs["relayed"]),
-            "writers of the span's rows": list(needs["relayed"].values()),
-            "readers of what the span computed": list(needs["recalls"]),
-            "heads that compute in the span's rows": list(needs["recalls"].values()),
-            "readers against the effect": list(against),
-        }
+        one_of(asked["combine"], ("sum", "any", "all"), "combine")
+        behind = {name: dict(asked[name] or {}) for name in ("conditional", "relayed", "recalls")}
+        given = _by_kind(asked)
         for heads in given.values():
             check_heads(heads, n_layers=n_layers or 1000, n_heads=n_heads)
-        every = [(head, role) for role, heads in given.items() for head in heads]
+        every = [(head, kind) for kind, heads in given.items() for head in heads]
         n_layers = n_layers or max([2, *(head.layer + 1 for head, _ in every)])
-        role_of: dict[Head, str] = {}
-        for head, role in every:
-            if head in role_of:
-                raise ValueError(f"{head} is given two roles, {role_of[head]} and {role} (zero-based)")
-            role_of[head] = role
-        brings = bool(given["readers"] or any(needs.values()))
-        others = given["mediators"] or given["readers against the effect"]
-        if (brings or others) if null else (readers is not None and not brings):
+        kind_of: dict[Head, str] = {}
+        for head, kind in every:
+            if head in kind_of:
+                raise ValueError(f"{head} is given two roles, {kind_of[head]} and {kind} (zero-based)")
+            kind_of[head] = kind
+        brings = bool(given["reader"] or any(behind.values()))
+        if (brings or given["mediator"] or given["against"]) if null else (asked["readers"] is not None and not brings):
             raise ValueError("name at least one reader, or ask for null=True, a model without readers and mediators")
 
-        def choose(role: str, layers: Iterable[int], wanted: int = 0) -> list[Head]:
-            """A free head, `wanted` where it is; no head takes another's place."""
+        def choose(kind: str, layers: Iterable[int], wanted: int = 0) -> None:
+            """Give a kind one more head, `wanted` where that is free; no head takes another's place."""
             for head in [Head(layer, at) for layer in layers for at in (wanted, *range(n_heads))]:
-                if head not in role_of:
-                    role_of[head] = role
-                    return [head]
-            raise ValueError(f"no head is free for the default {role}: give more heads or layers, or name one")
+                if head not in kind_of:
+                    kind_of[head] = kind
+                    given[kind].append(head)
+                    return
+            raise ValueError(f"no head is free for the default {kind}: give more heads or layers, or name one")
 
-        if readers is None and not null:
-            wanted = (max(n_heads // 2 - 1, 0), 3 * n_heads // 4)
-            given["readers"] = [head for at in wanted for head in choose("readers", [0], at)]
-        if mediators is None and given["readers"] and combine == "sum":
-            later = range(min(head.layer for head in given["readers"]) + 1, n_layers)
-            given["mediators"] = choose("mediators", later, n_heads // 7) if later else []
-        if decoys is None:
+        if asked["readers"] is None and not null:
+            for at in (max(n_heads // 2 - 1, 0), 3 * n_heads // 4):
+                choose("reader", [0], at)
+        if asked["mediators"] is None and given["reader"] and asked["combine"] == "sum":
+            if later := range(min(head.layer for head in given["reader"]) + 1, n_layers):
+                choose("mediator", later, n_heads // 7)
+        if asked["decoys"] is None:
             for kind, layer in zip(DECOY_KINDS, (0, 0, n_layers - 1), strict=True):
                 if not (null and kind == "unread"):
-                    given[f"{kind} decoys"] = choose(kind, [layer, *range(n_layers)])
+                    choose(kind, [layer, *range(n_layers)])
+        if not given["copier"]:
+            choose("copier", reversed(range(n_layers)))
         return cls(
-            readers=tuple(given["readers"]),
-            mediators=tuple(given["mediators"]),
-            decoys={kind: tuple(given[f"{kind} decoys"]) for kind in DECOY_KINDS},
-            copier=(given["copier"] or choose("copier", reversed(range(n_layers))))[0],
+            readers=tuple(given["reader"]),
+            mediators=tuple(given["mediator"]),
+            decoys={kind: tuple(given[kind]) for kind in DECOY_KINDS},
+            copier=given["copier"][0],
             n_layers=n_layers,
-            against=tuple(given["readers against the effect"]),
-            reads_from={head: frozenset(tokens) for head, tokens in (reads_from or {}).items()},
-            combine=combine,
-            **needs,
+            against=tuple(given["against"]),
+            reads_from={head: frozenset(tokens) for head, tokens in (asked["reads_from"] or {}).items()},
+            combine=asked["combine"],
+            **behind,
         )
 
     def __post_init__(self) -> None:
@@ -227,7 +195,7 @@ class Roles:
         for reader, earlier in {**self.conditional, **self.relayed, **self.recalls}.items():
             if earlier.layer >= reader.layer:
                 yield f"{reader} needs {earlier}, which must lie in an earlier layer (zero-based)"
-        feeding = [head for head in (*self.readers, *self.conditional) if self.passes(head) and head not in self.rare]
+        feeding = [head for head in self.usual if self.passes(head)]
         for mediator in self.mediators:
             if not any(reader.layer < mediator.layer for reader in feeding):
                 yield (
@@ -242,6 +210,24 @@ class Roles:
                 f"combine={self.combine!r} needs two or more readers and no mediators, or two or more mediators and one "
                 "reader whose reads_from are numbers, and no conditional, opposing, relayed, recalling or rare readers"
             )
+
+
+def _by_kind(fields: Mapping[str, Any]) -> dict[str, list[Head]]:
+    """The heads of every kind in the fields of `Roles`; one that is None has none."""
+    conditional, relayed, recalls = (fields[name] or {} for name in ("conditional", "relayed", "recalls"))
+    return {
+        "reader": [*(fields["readers"] or ())],
+        "mediator": [*(fields["mediators"] or ())],
+        **{kind: [*(fields["decoys"] or {}).get(kind, ())] for kind in DECOY_KINDS},
+        "copier": [fields["copier"]] * (fields["copier"] is not None),
+        "conditional": [*conditional],
+        "switch": [*dict.fromkeys(conditional.values())],
+        "relay": [*relayed],
+        "span writer": [*relayed.values()],
+        "recaller": [*recalls],
+        "thinker": [*recalls.values()],
+        "against": [*fields["against"]],
+    }
 
 
 def named_in(tokens: Iterable[str] | None) -> float:

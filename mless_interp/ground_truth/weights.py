@@ -46,13 +46,6 @@ _TURN_POSITIONS = 512
 _Normal = Callable[..., Tensor]  # (*shape, scale=...) → seeded normal numbers
 
 
-def _still_dimensions(d_head: int) -> list[int]:
-    """Dimensions of a key that RoPE (Hugging Face's pairs i, i + d_head / 2) hardly turns."""
-    half = d_head // 2
-    slow = [i for i in range(half) if ROPE_THETA ** (-i / half) * _TURN_POSITIONS < _MAX_TURN]
-    return [*slow, *(i + half for i in slow)]
-
-
 @dataclass(frozen=True)
 class PlantedWeights:
     """What fixes the weights of a planted model; `gains`: how much each head writes, `reads`: token -> strength."""
@@ -169,7 +162,9 @@ class PlantedWeights:
     def _attention(self, layer: int, normal: _Normal) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Query, key, value and output matrices of one layer, `[out, in]` as in Hugging Face."""
         d, channel = self.d_head, self.channel
-        still = _still_dimensions(d)
+        # dimensions of a key that RoPE (Hugging Face's pairs i, i + d / 2) hardly turns
+        slow = [i for i in range(d // 2) if ROPE_THETA ** (-i / (d // 2)) * _TURN_POSITIONS < _MAX_TURN]
+        still = [*slow, *(i + d // 2 for i in slow)]
         key_of = dict(zip(_KEY_FEATURES, still, strict=False))
         moving = [i for i in range(d) if i not in still]
         values = (*_VALUE_FEATURES, *(["noted"] if self.roles.relayed else []))
@@ -236,8 +231,7 @@ class PlantedWeights:
             targets = _IDENTITIES if kind == "thinker" else _COPIES
             return [(source, target, size) for source, target in zip(_IDENTITIES, targets, strict=True)]
         writes = {
-            "reader": ("unit", "signal", gain),
-            "conditional": ("unit", "signal", gain),
+            **dict.fromkeys(("reader", "conditional"), ("unit", "signal", gain)),
             "mediator": ("signal", "carried", gain),
             "against": ("unit", "carried", gain),
             "relay": ("noted", "carried", gain),

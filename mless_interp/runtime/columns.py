@@ -111,20 +111,18 @@ class TextTable:
     ) -> "TextTable":
         """Make the table of a data frame: its `columns` (default: all), in this order, named by a mapping or as `known`.
 
-        `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`) in the same cell; counts say of how many. Verdicts
-        stand second; of more than six columns those that matter less stand last.
+        `x` shows its interval `x_ci_low`, `x_ci_high` in the same cell; counts say of how many. Verdicts stand second; of more
+        than six columns those that matter less stand last.
         """
         frame = frame.rename(columns=str)
         names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
         if unknown := [name for name in names if name not in frame.columns]:
             raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(frame.columns)}")
         means = {name: column_of(name, known) for name in names}
-        limits: dict[str, tuple[str, ...]] = {}
-        for name in names:
-            pairs = ((f"{name}_ci_low", f"{name}_ci_high"), (f"{name}_low", f"{name}_high"))
-            limits[name] = next((pair for pair in pairs if set(pair) <= set(frame)), ())
+        ends_of = {name: (f"{name}_ci_low", f"{name}_ci_high") for name in names}
+        limits = {name: ends for name, ends in ends_of.items() if set(ends) <= set(frame)}
         merged = {each.role.removeprefix("of ") for each in means.values() if each.role.startswith("of ")}
-        merged |= {end for ends in limits.values() for end in ends}
+        merged |= {*chain(*limits.values())}
         shown = [means[name] for name in names if name not in merged]
 
         def rank(column: Column) -> int:
@@ -139,9 +137,9 @@ class TextTable:
         for column in sorted(shown, key=rank):
             name, role, label = column.name, column.role, names[column.name] or column.heading
             values, numeric = frame[name].tolist(), frame[name].dtype.kind in "fiu"
-            ends = [frame[end].tolist() for end in limits[name]]
+            ends = [frame[end].tolist() for end in limits.get(name, ())]
             if ends and not pd.isna([*ends[0], *ends[1]]).all():
-                label += f" [{interval if limits[name][0].endswith('_ci_low') else 'from, to'}]"
+                label += f" [{interval}]"
                 cells.append(_numbers(values, ends, role))
             elif numeric and role.startswith("of ") and (of := role.removeprefix("of ")) in frame.columns:
                 cells.append([_count(k, n) for k, n in zip(values, frame[of].tolist(), strict=True)])

@@ -20,20 +20,15 @@ def one_line(text: str) -> str:
 
 
 def code_of(character: str) -> str:
-    r"""A character as Python writes its code.
-
-    >>> print(code_of("\x07"), code_of("\u202e"), code_of("\U0001f600"))
-    \x07 \u202e \U0001f600
-    """
-    number = ord(character)
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    """A character as Python writes its code."""
+    return character.encode("unicode_escape").decode()
 
 
 def short_name(name: str) -> str:
     """A model's name: of a whole path its last part.
 
-    >>> short_name("/models/demo"), short_name("results/model"), short_name("Qwen/Qwen2.5-7B")
-    ('demo', 'results/model', 'Qwen/Qwen2.5-7B')
+    >>> short_name("/models/demo"), short_name("Qwen/Qwen2.5-7B")
+    ('demo', 'Qwen/Qwen2.5-7B')
     """
     path = PurePath(name)
     return path.name if path.is_absolute() and path.name else name

@@ -187,7 +187,7 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
     ("call", "message"),
     [
         (lambda: planted_model([], conditional={A: B}), r"L0H1 needs L0H4.*earlier layer \(zero-based\)"),
-        (lambda: planted_model([A], conditional={C: A}), "L0H1 is given two roles, readers and switches"),
+        (lambda: planted_model([A], conditional={C: A}), "L0H1 is given two roles, reader and switch"),
         (lambda: planted_model([A, B], [C], combine="any"), "combine='any' needs two or more readers and no mediators"),
         (lambda: planted_model([A, B], combine="most"), "unknown combine 'most'; choose one of sum, any, all"),
         (lambda: planted_model([A], reads_from={B: NUMBERS}), "reads_from: L0H4 is none of the readers"),
@@ -196,7 +196,7 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
         (lambda: planted_model([A, B], [], reads_from={A: NUMBERS}), "L0H1 looks from rows of numbers only, so it needs"),
         (lambda: planted_model([A], [C], reads_from={A: [ANSWER]}), "mediator L1H2 has nothing to carry"),
         (lambda: planted_model([Head(0, 28)]), r"L0H28: query head 28 is out of range \(zero-based\)"),
-        (lambda: planted_model([A], decoys={"silent": [A]}), "two roles, readers and silent decoys"),
+        (lambda: planted_model([A], decoys={"silent": [A]}), "two roles, reader and silent"),
         (lambda: planted_model([]), "name at least one reader, or ask for null=True"),
         (lambda: planted_model(decoys={"loud": [A]}), "unknown kind of decoys 'loud'; choose one of silent"),
         (lambda: planted_model(n_heads=10, n_key_value_heads=4), "multiple of n_key_value_heads, got 10 and 4"),
