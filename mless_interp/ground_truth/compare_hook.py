@@ -78,7 +78,9 @@ class HookComparison(Result):
     def headline(self) -> str:
         most, k = self._kinds()[0]
         where = f"in {k} of {count_of(len(self.found), 'problem')}"
-        return f"Yes, this is {self.meant}, {where}." if self.passed else f"No, this is not {self.meant}; {where} {most}."
+        return (
+            f"Yes, this is {self.meant}, {where}." if self.passed else f"No, this is not {self.meant}; {where} {most}."
+        )
 
     def _kinds(self) -> list[tuple[str, int]]:
         """What was found and how often, what is wrong first."""

@@ -229,6 +229,8 @@ def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Voca
         raise ValueError(f"reads must name tokens, such as '/', with strengths in (0, 1], got {reads!r}")
     for token in strengths:
         if token not in vocabulary.tokens or vocabulary.in_prompts(token):
-            why = "part of the prompts themselves" if token in vocabulary.tokens else "not a token of this planted model"
+            why = (
+                "part of the prompts themselves" if token in vocabulary.tokens else "not a token of this planted model"
+            )
             raise ValueError(f"reads: {token!r} is {why}; choose a word or sign such as '/'")
     return {token: float(strength) for token, strength in strengths.items()}

@@ -149,9 +149,9 @@ class Roles:
         if asked["readers"] is None and not null:
             for at in (max(n_heads // 2 - 1, 0), 3 * n_heads // 4):
                 choose("reader", [0], at)
-        if asked["mediators"] is None and given["reader"] and asked["combine"] == "sum":
-            if later := range(min(head.layer for head in given["reader"]) + 1, n_layers):
-                choose("mediator", later, n_heads // 7)
+        later = range(min([head.layer for head in given["reader"]], default=n_layers) + 1, n_layers)
+        if asked["mediators"] is None and later and asked["combine"] == "sum":
+            choose("mediator", later, n_heads // 7)
         if asked["decoys"] is None:
             for kind, layer in zip(DECOY_KINDS, (0, 0, n_layers - 1), strict=True):
                 if not (null and kind == "unread"):
