@@ -1,7 +1,7 @@
-"""Write into the documentation's pages what the code says: tables of its names, and what examples print.
+"""Write what the code says into the documentation's pages (tables, and what examples print) and into the file of names.
 
     python tools/refresh_docs.py            # all; about a minute on two cores
-    python tools/refresh_docs.py tables     # the tables only, in a moment
+    python tools/refresh_docs.py tables     # tables and names only, in a moment
     python tools/refresh_docs.py columns    # print the columns of all results, which the site lists
 
 Tables stand between `<!-- table NAME -->` and `<!-- end -->`, for the names of `TABLES`.
@@ -12,6 +12,7 @@ Examples are those of `README.md` (which `docs/index.md` includes) and `docs/how
 
 import contextlib
 import io
+import json
 import re
 import sys
 import textwrap
@@ -21,6 +22,7 @@ from pathlib import Path
 import mless_interp as mi
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+NAMES = Path(mi.__file__).parent / "data" / "names.json"
 WIDTH, SENTENCES = 118, 150
 """Lines longer than SENTENCES are sentences and are wrapped to WIDTH; shorter ones are rows of a table."""
 
@@ -99,6 +101,27 @@ TABLES = {
 }
 
 
+def names() -> str:
+    """What options of commands take, as JSON: the names of tables that load torch, for help and refusals without it."""
+    from mless_interp.models.weights import BACKENDS
+    from mless_interp.patching.interventions import INTERVENTIONS
+    from mless_interp.patching.outcomes import OUTCOMES
+    from mless_interp.prompts import conditions, insertions, prompt
+
+    made = {
+        "backends": BACKENDS,
+        "contrasts": conditions.CONTRASTS,
+        "edits": INTERVENTIONS,
+        "insertions": insertions.KINDS,
+        "metrics": mi.scores.METRICS,
+        "outcomes": OUTCOMES,
+        "segments": insertions.PLACES,
+        "signed_outcomes": [name for name, each in OUTCOMES.items() if not each.needs_clean],
+        "templates": prompt.TEMPLATES,
+    }
+    return json.dumps({name: list(table) for name, table in made.items()}, indent=1) + "\n"
+
+
 def with_tables(text: str) -> str:
     """A page with its tables as the code has them now."""
     return re.sub(
@@ -118,6 +141,7 @@ def main(what: list[str]) -> None:
         text = page.read_text(encoding="utf-8")
         if with_tables(text) != text:
             page.write_text(with_tables(text), encoding="utf-8")
+    NAMES.write_text(names(), encoding="utf-8")
     if what != ["tables"]:
         examples()
 

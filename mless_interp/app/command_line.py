@@ -37,33 +37,18 @@ if TYPE_CHECKING:
     from ..prompts.pairs import PromptPair
 
 Item = TypeVar("Item")
-# Names of tables that load torch, which neither a help nor a refusal needs; tests hold them to the tables.
-Backend = Literal["auto", "hooked_transformer", "bridge", "nnsight"]
-Kind = Literal[
-    "meaningless", "meaningful", "random_sentence", "other_questions", "repeat_question", "from_key", "counting", "whitespace",
-    "pause", "repeated_bos", "ids", "text",
-]  # fmt: skip
-SignedOutcome = Literal["answer_logprob", "answer_prob", "solution_logprob", "logit_diff"]
-Outcome = Literal[SignedOutcome, "kl", "kl_last"]
-Edit = Literal[
-    "z", "knockout", "knockout_zero", "edge_noise", "restore_scale", "reroute_to_sink", "reroute_uniform", "matched_mass",
-    "q", "k", "v",
-]  # fmt: skip
-Template = Literal["raw", "raw_as_sent", "paper", "text", "chat"]
+# Names of tables that load torch, which neither a help nor a refusal needs; `tools/refresh_docs.py tables` writes the file.
+NAMES: dict[str, list[str]] = json.loads((Path(__file__).parents[1] / "data" / "names.json").read_text(encoding="utf-8"))
+if TYPE_CHECKING:
+    Backend = Contrast = Edit = Kind = Outcome = SignedOutcome = Template = str
+else:
+    Backend, Contrast, Edit, Kind, Outcome, SignedOutcome, Template = (
+        Literal[tuple(NAMES[name])]
+        for name in "backends contrasts edits insertions outcomes signed_outcomes templates".split()
+    )
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Rows = Literal["shared", "all", "question"]
-SEGMENTS = ("question", "system", "template", "bos")
-METRICS = """
-    span_mass lam span_mass_without_sink log_density_ratio within_span_entropy entropy normalised_entropy
-    effective_tokens participation entropy_without_sink entropy_between entropy_outside entropy_inside
-    span_output_weight js_distance hellinger total_variation kurtosis sink_alpha sink_rate
-    span_sink_rate span_first_alpha span_first_alpha_ratio span_received span_relative collapse collapse_relative
-    collapsed_share onset_step span_variation recovery_ratio recovery_ratio_raw recovery_fraction span_residual_norm
-    span_first_residual_norm sink_residual_norm span_sink_cosine span_first_sink_cosine span_value_norm
-    span_first_value_norm sink_value_norm retention recovery_aligned recovery_latency recovered recovery_tau
-    spike_spearman spike_pearson spike_slope spike_r_squared spike_f1 peak_attenuation
-""".split()
 
 
 def is_model(name: str | None) -> str | None:
@@ -529,7 +514,7 @@ def check_key(problems: tuple[Problem, ...], name: str, key: str | None) -> None
 
 def chosen_place(place: str) -> Arguments:
     """Return the place of `--place`, as `Insertion` takes it: {'before': ('system',), 'at': (4, 9)}."""
-    known = [f"{word}-{segment}" for word in ("before", "after") for segment in SEGMENTS] + ["before-answer"]
+    known = [f"{word}-{segment}" for word in ("before", "after") for segment in NAMES["segments"]] + ["before-answer"]
     found: dict[str, tuple[str | int, ...]] = {}
     for part in chosen_names(place):
         word, _, where = part.partition("-")

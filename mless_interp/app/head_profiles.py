@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.arguments import one_of, several_of
 from ..prompts.conditions import CONDITIONS, as_words
-from .command_line import METRICS, Inserting, Rows, chosen_names, option
+from .command_line import NAMES, Inserting, Rows, chosen_names, option
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def compute(options: Options) -> Computed:
     several_of(conditions, CONDITIONS, "condition")
     asked: Any = metrics if metrics in (None, "all", "sinks") else chosen_names(metrics or "")
     for metric in asked if isinstance(asked, tuple) else ():
-        one_of(metric.removesuffix("_last"), METRICS, "metric")
+        one_of(metric.removesuffix("_last"), NAMES["metrics"], "metric")
     questions = options.questions()
     from ..models.load import untrained_twin
     from ..scores import attention_profile, score_heads

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.arguments import Arguments, count_of, one_of
 from ..prompts.conditions import CONTRASTS, as_words
 from ..prompts.problems import Problem
-from .command_line import Edit, Outcome, Pairing, SignedOutcome, option
+from .command_line import NAMES, Contrast, Edit, Outcome, Pairing, option
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Options(Pairing):
     by: str | None = None
     layers: str | None = None
     heads: str | None = None
-    contrast: Literal["content", "shift", "total", "held", "presence", "computed", "inside", "replaced"] = option(
+    contrast: Contrast = option(
         "content", f"{as_words(CONTRASTS)}. To locate: {', '.join(LOCATED)}."
     )
     direction: Literal["denoising", "noising"] | None = option(None, "sweep: clean into corrupted, or the reverse.")
@@ -44,7 +44,7 @@ class Options(Pairing):
         locating = self.mode == "locate"
         if locating:
             one_of(self.contrast, LOCATED, "contrast to locate heads by")
-            one_of(self.outcome, get_args(SignedOutcome), "outcome to locate heads by")
+            one_of(self.outcome, NAMES["signed_outcomes"], "outcome to locate heads by")
         if locating and (self.direction or self.edit):
             raise ValueError("--direction and --edit go with --mode sweep; locating runs both directions of both edits")
         if not locating and (self.by or self.confirm or self.answers):

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pytest
 from typer import Exit
@@ -33,7 +33,6 @@ from mless_interp.app.command_line import (
 )
 from mless_interp.app.run_folder import program
 from mless_interp.core.heads import Head
-from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.problems import DEMO_PROBLEMS
 
 
@@ -79,20 +78,7 @@ def test_every_field_is_an_option_with_its_default_and_its_explanation() -> None
     assert missing.exit_code == 2 and "Missing option '--question'" in missing.output
 
 
-def test_what_help_texts_list_are_the_tables_and_nothing_heavy_is_loaded_for_help_or_refusal(tmp_path: Path) -> None:
-    from mless_interp.models.weights import BACKENDS
-    from mless_interp.patching.interventions import INTERVENTIONS
-    from mless_interp.patching.outcomes import OUTCOMES
-    from mless_interp.prompts.insertions import KINDS, PLACES
-    from mless_interp.prompts.prompt import TEMPLATES
-
-    line = mi.app.command_line
-    for words, table in (
-        *((line.Backend, BACKENDS), (line.Outcome, OUTCOMES), (line.Edit, INTERVENTIONS), (line.Kind, KINDS)),
-        *((line.Template, TEMPLATES), (get_type_hints(mi.app.patch_heads.Options)["contrast"], CONTRASTS)),
-    ):
-        assert set(get_args(words)) == set(table)
-    assert line.SEGMENTS == PLACES and set(line.METRICS) == set(mi.scores.METRICS)
+def test_nothing_heavy_is_loaded_for_help_or_refusal(tmp_path: Path) -> None:
     helps = [f"{name} --help" for name in (*COMMANDS, "check", "plan", "compare", "report")]
     code = (
         "import shlex, sys\nfrom mless_interp.__main__ import main\n"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer
 from conftest import ROOT
-from refresh_docs import TABLES, blocks, with_tables
+from refresh_docs import NAMES, TABLES, blocks, names, with_tables
 from typer.main import get_command
 
 import mless_interp as mi
@@ -75,6 +75,7 @@ def test_tables_of_conditions_and_contrasts_are_what_the_code_says() -> None:
     """Where one is out of date: python tools/refresh_docs.py tables."""
     pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
     assert [path.name for path, text in pages.items() if with_tables(text) != text] == []
+    assert NAMES.read_text(encoding="utf-8") == names()
     assert sorted(re.findall(r"<!-- table ([\w ]+) -->", "".join(pages.values()))) == sorted(TABLES)
 
 
