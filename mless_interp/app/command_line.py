@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 # Names of tables that load torch, which neither a help nor a refusal needs; `tools/refresh_docs.py tables` writes the file.
-NAMES: dict[str, list[str]] = json.loads((Path(__file__).parents[1] / "data" / "names.json").read_text(encoding="utf-8"))
+NAMES: dict[str, list[str]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "names.json").read_text(encoding="utf-8")
+)
 if TYPE_CHECKING:
     Backend = Contrast = Edit = Kind = Outcome = SignedOutcome = Template = str
 else:

@@ -31,9 +31,7 @@ class Options(Pairing):
     by: str | None = None
     layers: str | None = None
     heads: str | None = None
-    contrast: Contrast = option(
-        "content", f"{as_words(CONTRASTS)}. To locate: {', '.join(LOCATED)}."
-    )
+    contrast: Contrast = option("content", f"{as_words(CONTRASTS)}. To locate: {', '.join(LOCATED)}.")
     direction: Literal["denoising", "noising"] | None = option(None, "sweep: clean into corrupted, or the reverse.")
     edit: Edit | None = option(None, "sweep: what is patched. [default: z]")
     outcome: Outcome = option("answer_logprob", "Outcome to measure; kl and kl_last for sweeps alone.")

@@ -66,8 +66,8 @@ def test_methods_defines_every_metric_outcome_edit_and_measure_by_name() -> None
 
     text = (DOCS / "methods.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_0-9]+)`", text))
-    for names in (METRICS, OUTCOMES, INTERVENTIONS, MEASURES, CONDITIONS):
-        assert set(names) <= named, set(names) - named
+    for listed in (METRICS, OUTCOMES, INTERVENTIONS, MEASURES, CONDITIONS):
+        assert set(listed) <= named, set(listed) - named
     assert re.findall(r"^\| (I\d+) \|", text, re.MULTILINE) == [identity.name for identity in IDENTITIES]
 
 
