@@ -42,7 +42,13 @@ NAMES: dict[str, list[str]] = json.loads(
     (Path(__file__).parents[1] / "data" / "names.json").read_text(encoding="utf-8")
 )
 if TYPE_CHECKING:
-    Backend = Contrast = Edit = Kind = Outcome = SignedOutcome = Template = str
+    Backend = str
+    Contrast = str
+    Edit = str
+    Kind = str
+    Outcome = str
+    SignedOutcome = str
+    Template = str
 else:
     Backend, Contrast, Edit, Kind, Outcome, SignedOutcome, Template = (
         Literal[tuple(NAMES[name])]
