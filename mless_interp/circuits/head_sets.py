@@ -339,7 +339,7 @@ class MinimalSets(Result):
         return pd.DataFrame(rows)
 
     def quantity(self, column: str) -> Quantity:
-        return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_corrected")
+        return Quantity(WHOLE, True, "p_corrected")
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per set that was measured and problem, of both sides and both halves (`half`: "search" or "fresh")."""

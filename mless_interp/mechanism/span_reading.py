@@ -170,9 +170,8 @@ class SpanReadings(Measured):
         return tidy({**axes, "measure": list(measures)}, value=np.stack(list(measures.values()), -1))
 
     def quantity(self, column: str) -> Quantity:
-        limits = (f"{column}_ci_low", f"{column}_ci_high") if column in ("pairs_share", "margin") else None
         unit = "share of pairs" if column == "pairs_share" else "nats; scores of the probe"
-        return Quantity(unit, column != "pairs_share", limits, "p_corrected", "most pairs show it", level=self.level)
+        return Quantity(unit, column != "pairs_share", "p_corrected", "most pairs show it", level=self.level)
 
     def printed(self) -> pd.DataFrame:
         surest_first = self.table().sort_values("p_corrected", kind="stable", na_position="last")

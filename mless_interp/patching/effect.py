@@ -277,11 +277,10 @@ class Parts:
         return found | {"effect": self.mean_effect, "effect_fraction": self.effect_fraction}
 
     def quantity(self, column: str) -> Quantity:
-        limits, tested = (f"{column}_ci_low", f"{column}_ci_high"), ("p_corrected", self._claim())
         if column == "prevalence":
-            return Quantity("share of problems", False, limits, *tested, level=self.level)
+            return Quantity("share of problems", False, "p_corrected", self._claim(), level=self.level)
         unit = WHOLE if column in ("effect_fraction", "share") else self.unit
-        return Quantity(unit, True, limits, *tested, "against the effect", self.level)
+        return Quantity(unit, True, "p_corrected", self._claim(), "against the effect", self.level)
 
     @property
     def _least(self) -> str:

@@ -394,7 +394,7 @@ class ReadEffects(Parts, Measured):
 
     def quantity(self, column: str) -> Quantity:
         unit = {"share": WHOLE, "prevalence": "1: every problem"}.get(column, self.unit)
-        return Quantity(unit, column != "prevalence", (f"{column}_ci_low", f"{column}_ci_high"))
+        return Quantity(unit, column != "prevalence")
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per edit (the `measure`), problem and head: what it removes of the problem's total effect."""

@@ -155,22 +155,18 @@ def recover(target: Path) -> None:
 def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     """Raise `FileExistsError` if `path` exists and may not be replaced: with `overwrite` only a folder that holds nothing but
     what this toolkit has written."""
-    target = Path(path)
+    target, why = Path(path), ""
     if target.is_file():
-        raise FileExistsError(f"{str(target)!r} is a file, not a folder; choose another name")
-    if Path.cwd().is_relative_to(target.resolve()):
-        raise FileExistsError(f"{str(target)!r} holds the current directory and is never replaced; choose another name")
-    if not target.exists() or not any(target.iterdir()):
-        return
-    if not overwrite:
-        raise FileExistsError(
-            f"the folder {str(target)!r} exists; choose another, or allow overwriting it (--overwrite)"
-        )
-    if foreign := foreign_in(target):
-        raise FileExistsError(
-            f"the folder {str(target)!r} holds what this toolkit did not write there ({', '.join(foreign[:5])}) and is not "
-            "replaced; move that away, or choose another name"
-        )
+        why = "is a file, not a folder; choose another name"
+    elif Path.cwd().is_relative_to(target.resolve()):
+        why = "holds the current directory and is never replaced; choose another name"
+    elif target.exists() and any(target.iterdir()):
+        if not overwrite:
+            why = "exists; choose another, or allow overwriting it (--overwrite)"
+        elif foreign := ", ".join(foreign_in(target)[:5]):
+            why = f"holds what this toolkit did not write there ({foreign}); move that away, or choose another name"
+    if why:
+        raise FileExistsError(f"the folder {str(target)!r} {why}")
 
 
 @contextlib.contextmanager

@@ -62,13 +62,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a picture must know of a column: its `unit`, whether 0 is the middle of its colours (`signed`), the columns with
-    its interval's `limits` and its corrected `p`, words for a legend (what a small p claims, what a number `below` 0 does),
-    and the `level` below which p is small."""
+    """What a picture must know of a column: its `unit`, whether 0 is the middle of its colours (`signed`), the column with
+    its corrected `p`, words for a legend (what a small p claims, what a number `below` 0 does), and the `level` below which p
+    is small."""
 
     unit: str = ""
     signed: bool = False
-    limits: tuple[str, str] | None = None
     p: str | None = None
     claim: str = ""
     below: str = ""
@@ -239,7 +238,7 @@ class Result(Grouped):
 
     def quantity(self, column: str) -> Quantity:
         """What a column of its table is."""
-        return Quantity(getattr(self, "unit", ""), self.signed, _ends(column))
+        return Quantity(getattr(self, "unit", ""), self.signed)
 
     def default_column(self, table: pd.DataFrame) -> str:
         """Return the column of its table that a picture shows unless told otherwise: of `drawn`, else the first number."""

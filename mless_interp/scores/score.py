@@ -186,7 +186,7 @@ class HeadScores(results.Result):
         if column not in METRICS and column.removesuffix("_last") not in METRICS:  # a count, a null, a label
             return super().quantity(column)
         metric = metric_named(column)
-        return results.Quantity(metric.unit, metric.signed, (f"{column}_ci_low", f"{column}_ci_high"))
+        return results.Quantity(metric.unit, metric.signed)
 
     def shown(self) -> results.Shown:
         table, where = self.table(), f"condition {self.conditions[-1]!r}"

@@ -64,7 +64,7 @@ def forest(
     for head, row in zip(shown.index, shown.to_dict("records"), strict=True):
         against = " against the effect" * (row.get("sense") == "against")
         rows.append(both_names(head) + (f"\n{row['kind']}{against}" if row.get("kind") in NAMED else ""))
-    series = [(name, with_limits(shown, each, found.quantity(each).limits), style) for each, name, style in measures]
+    series = [(name, with_limits(shown, each), style) for each, name, style in measures]
     picture, axes = panel(7.2, 1.5 + (0.45 if located else 0.33) * len(rows))
     draw_forest(axes, rows, series)
     if located is not None and (reach := located.judged.effect.delta) > 0:
@@ -80,14 +80,12 @@ def forest(
 def summary_plot(found: Result, *, value: str | None = None, top: int = 12) -> Picture:
     """Draw a number of a result's printed table with its interval, a row each; `value`: default the first number there."""
     table = found.printed().head(top)
-    ends = ("_ci_low", "_low", "_ci_high", "_high")
-    numbers = [name for name in table if table[name].dtype.kind == "f" and not f"_{name}".endswith(ends)]
+    numbers = [name for name in table if table[name].dtype.kind == "f" and not f"_{name}".endswith(("_low", "_high"))]
     if not len(table) or (value is None and not numbers):
         raise ValueError("there is nothing to draw: the table of its print is empty or has no number")
     value = value or numbers[0]
-    limits = (f"{value}_low", f"{value}_high") if f"{value}_low" in table else None
     column = column_of(value, found.declared())
-    drawn = (100 if column.role == "points" else 1) * with_limits(table, value, limits)
+    drawn = (100 if column.role == "points" else 1) * with_limits(table, value)
     names = table.select_dtypes(exclude="number").iloc[:, :2].astype(str)
     picture, axes = panel(7.2, 1.2 + 0.33 * len(table))
     draw_forest(axes, [one_line(" ".join(row)) for row in names.to_numpy()], [(value, drawn, FILLED)])
@@ -126,7 +124,7 @@ def read_effects(found: ReadEffects) -> Picture:
     titles = [f"{label} (paper: {here['paper_label'].iloc[0]})" for label, here in heads]
     picture, places = _panels(titles, sharex=True)
     for axes, (label, here) in zip(places, heads, strict=True):
-        drawn = with_limits(here, value, quantity.limits)
+        drawn = with_limits(here, value)
         marks = [((here["shown"] == each).to_numpy(), style) for each, (style, _) in READ_MARKS.items() if each]
         draw_forest(axes, here["intervention"].str.replace("_", " ").tolist(), [(str(label), drawn, OPEN)], marks)
         axes.set_xlabel(f"removed ({quantity.unit})", fontsize=7)

@@ -164,7 +164,7 @@ def test_a_foreign_file_or_link_is_named_and_stays(old: Path, name: str) -> None
         (old / name).symlink_to(old.parent)
     else:
         (old / name).write_text("mine")
-    with pytest.raises(FileExistsError, match=f"holds what this toolkit did not write there \\({name}\\) and is not"):
+    with pytest.raises(FileExistsError, match=f"holds what this toolkit did not write there \\({name}\\); move"):
         written(old, new="new")
     assert foreign_in(old) == [name] and (old / "old").read_text() == "old"
 
