@@ -39,10 +39,15 @@ from ..runtime.loop import RunOptions
 from ..runtime.text_safety import visible
 from .command_line import Attention
 
-PASSES = {"sweep": 2, "locate": 2, "profiles": 4, "mechanism": 22, "accuracy": 0, "circuit": 10}
-"""Whole passes of a problem, counted where nothing can be timed; of a circuit as on models of 4 to 28 layers."""
-SWEEPS = {"sweep": 1, "locate": 4, "circuit": 6}
-"""Exact sweeps of all heads, counted alike."""
+COSTS = {
+    "sweep": (2, 1),
+    "locate": (2, 4),
+    "profiles": (4, 0),
+    "mechanism": (22, 0),
+    "accuracy": (0, 0),
+    "circuit": (10, 6),
+}
+"""Whole passes and exact sweeps of a problem where nothing can be timed; of a circuit as on models of 4 to 28 layers."""
 N_TREATMENTS = 2  # answers are given without the insertion and with it
 N_NAMED = 8  # heads that are taken to be in a circuit
 N_SETS = 400  # sets of heads that a search measures on a problem, about: sufficient, necessary and random ones
@@ -85,9 +90,8 @@ class Plan:
     @property
     def peak(self) -> float:
         """Bytes at the peak, without files that the system maps and can take back."""
-        memory = self.memory
-        working = memory["recorded runs"] + memory["one pass"]
-        return memory["libraries"] + memory["weights"] + max(memory["loading"], working)
+        weights, recorded, one_pass, libraries, loading = self.memory.values()
+        return libraries + weights + max(loading, recorded + one_pass)
 
     @property
     def fits(self) -> bool:
@@ -98,23 +102,19 @@ class Plan:
         return asdict(self) | {"seconds": self.seconds, "peak": self.peak, "fits": self.fits}
 
     def __repr__(self) -> str:
-        low, high = self.tokens
+        problems, tokens = count_of(self.n_problems, "problem"), " to ".join(map(str, dict.fromkeys(self.tokens)))
         memory = ", ".join(f"{name} {value / 1e9:.3g}" for name, value in self.memory.items())
+        loading = " ".join(f"--{name}={value}" for name, value in self.chosen.items() if value != ELSEWHERE)
         lines = [
             f"{'Fits' if self.fits else 'Does not fit'} on {self.chosen['device']} in {self.chosen['dtype']} "
             f"({self.peak / 1e9:.3g} of {self.available / 1e9:.3g} GB); takes about {duration(self.seconds)}.",
-            f"{self.model}, {self.n_parameters:,} parameters; {self.what} of {count_of(self.n_problems, 'problem')} of "
-            f"{low if low == high else f'{low} to {high}'} tokens.",
+            f"{self.model}, {self.n_parameters:,} parameters; {self.what} of {problems} of {tokens} tokens.",
             f"Time, {'timed on a few problems' if self.timed else 'counted from the config'}:",
             *(f"  {duration(spent)}: {name}" for name, spent in self.parts.items()),
             f"Memory, GB: {memory}.",
+            f"Load with: {loading}",
         ]
-        if self.what in ("locate", "circuit") and self.seconds > 3600:
-            lines.append(
-                '`locate_heads(mode="screen")` is shorter: it sweeps the 64 heads that rank best by gradients.'
-            )
-        loading = " ".join(f"--{name}={value}" for name, value in self.chosen.items() if value != ELSEWHERE)
-        return visible("\n".join([*lines, f"Load with: {loading}"]))
+        return visible("\n".join(lines))
 
 
 @checked
@@ -136,23 +136,18 @@ def plan_run(
 ) -> Plan:
     """Estimate a run's seconds and memory before it is started.
 
-    Where the weights are here and fit, each part of the analysis is timed on a few problems of the most usual length (controls
-    of locating are taken to last as long as its sweeps). Elsewhere operations are counted from config.json and the prompts,
-    over this machine's speed in a matrix product, or over a given GPU's.
+    Where the weights are here and fit, each part of the analysis is timed on a few problems of the most usual length. Elsewhere
+    operations are counted from config.json and the prompts, over this machine's speed in a matrix product, or a given GPU's.
 
-    Parameters
-    ----------
     name : "demo", a directory with config.json and a tokenizer (with or without weights), or a hub id.
     problems : with the `insertion` and the `template`, or pairs that are made already.
-    what : "sweep" (one exact sweep of all heads), "locate" (the exact sweeps and controls), "profiles", "mechanism", "accuracy"
+    what : "sweep" (one exact sweep of all heads), "locate" (exact sweeps and controls), "profiles", "mechanism", "accuracy"
         (without insertion and with it, answers of up to `max_new_tokens`, default as long as the longest solution), or
         "circuit" (the first half of the problems names heads, the other half is fresh).
     backend, dtype, device, attention : as `load_model` takes them; None: chosen here.
     memory, tflops : bytes, and 10^12 operations a second, of a GPU that is not here; both together.
-
-    Raises `ModelError` for a config of no model that is taken, `ValueError` for problems that cannot be run.
     """
-    one_of(what, PASSES, "what")
+    one_of(what, COSTS, "what")
     asked = {"backend": (backend, BACKENDS), "dtype": (dtype, DTYPES), "attention": (attention, get_args(Attention))}
     for label, (word, known) in asked.items():
         one_of(word or known[0], known, label)
@@ -216,11 +211,10 @@ class _Work:
         return min(len(self.pairs), rows_at_once(self.shape.info, gpu, longest=longest, max_new_tokens=self.new_tokens))
 
     def memory(self, chosen: Mapping[str, str]) -> dict[str, float]:
-        """Bytes of each part at its largest; "loading": what loading takes beside the weights, where a HookedTransformer is
-        converted beside the model it is made of."""
+        """Return the bytes of each part at its largest; "loading": a second copy where a HookedTransformer is made."""
         info, dtype, backend = self.shape.info, chosen["dtype"], chosen["backend"]
-        place, size = "cpu" if chosen["device"] == "cpu" else "cuda", bytes_of(dtype)
-        weights = self.shape.weights(dtype)
+        size, weights = bytes_of(dtype), self.shape.weights(dtype)
+        place = "cpu" if chosen["device"] == "cpu" else "cuda"
         longest = max(self.pairs, key=lambda pair: len(pair.inserted)).answered(self.outcome.appended)
         length = changed = len(longest.inserted)
         batch, rows, read, runs = 1, 1, 1, 0
@@ -246,7 +240,7 @@ class _Work:
         }
 
     def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
-        """Seconds of each part, from real runs of it on a few problems."""
+        """Return the seconds of each part, from real runs of it on a few problems."""
         began, n = time.perf_counter(), len(self.pairs)
         how: Arguments = {name.replace("attention", "attn_implementation"): value for name, value in chosen.items()}
         model = load_model(self.shape.info.name, **how)
@@ -261,9 +255,8 @@ class _Work:
         match self.what:
             case "accuracy":
                 some, treatments = [pair.problem for pair in self.pairs[: self.batch]], (None, self.pairs[0].insertion)
-                asked = partial(
-                    answers.evaluate_accuracy, model, some, treatments, template=self.template, progress=False
-                )
+                quiet: Arguments = {"template": self.template, "progress": False}
+                asked = partial(answers.evaluate_accuracy, model, some, treatments, **quiet)
                 of_batch = extrapolated(lambda eights: asked(max_new_tokens=8 * eights), self.new_tokens / 8, sizes=2)
                 return parts | {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
             case "profiles":
@@ -283,21 +276,16 @@ class _Work:
             wanted = ["direct", "edges", "sites", "positions", "writes"]
             traced = partial(trace_circuit, heads=some_heads, parts=wanted, mlps="all", outcome=self.outcome.name)
             parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = spent(n // 2, traced)
-            one = prepare(model, self.pairs[:1], self.outcome)
-            gates = gate_row(some_heads, model.info)[None]
-
-            def gated(count: int) -> None:
-                options = RunOptions(progress=False)
-                gated_outcomes(one, torch.cat([gates] * count), label="sets", settings={}, options=options)
-
-            parts["sets of heads"] = n // 2 * extrapolated(gated, N_SETS)
+            one, gates = prepare(model, self.pairs[:1], self.outcome), gate_row(some_heads, model.info)[None]
+            how = {"label": "sets", "settings": {}, "options": RunOptions(progress=False)}
+            sets = extrapolated(lambda count: gated_outcomes(one, torch.cat([gates] * count), **how), N_SETS)
+            parts["sets of heads"] = n // 2 * sets
         return parts
 
     def counted(self, chosen: Mapping[str, str]) -> dict[str, float]:
-        """Seconds of loading and of the operations, over a speed that is measured here or was given."""
+        """Return the seconds of loading and of the operations, over a speed that is measured here or was given."""
         shape, info = self.shape, self.shape.info
-        passes, sweeps = PASSES[self.what], SWEEPS.get(self.what, 0)
-        n = 0.0
+        n, (passes, sweeps) = 0.0, COSTS[self.what]
         for pair in self.pairs:
             answered = pair.answered(self.outcome.appended)
             length, read = len(answered.inserted), len(self.outcome.reads(answered))
@@ -308,7 +296,7 @@ class _Work:
 
         @torch.no_grad()
         def speed(rows: int) -> float:
-            """Operations per second of a matrix product of the model's width: the best of a few."""
+            """Return the operations per second of a matrix product of the model's width: the best of a few."""
             if self.tflops is not None:
                 return REACHED["elsewhere"] * self.tflops * 1e12 * min(1.0, rows / ROWS_OF_A_GPU)
             width, of = info.d_model, {"device": chosen["device"], "dtype": getattr(torch, chosen["dtype"])}
@@ -329,15 +317,11 @@ class _Work:
         return parts
 
 
-# --------------------------------------------------------------------------------------------- what a config says of size
-
-
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Hold a model's geometry and tokenizer, and count its parameters and operations.
+    """Hold a model's geometry and tokenizer, and count its parameters (tied ones once) and operations.
 
-    `n_parameters`: of the whole model, tied ones once. `active`: parameters of a layer that a token meets (of experts the
-    chosen ones). `bits` of each of `n_quantised` parameters, where the config says that weights are quantised.
+    `active`: parameters of a layer that a token meets (of experts the chosen ones). `bits` of each of `n_quantised` parameters.
     """
 
     info: ModelInfo
@@ -384,8 +368,7 @@ class Shape:
     @property
     def is_here(self) -> bool:
         """Return True where the model's weights are on this machine."""
-        source = source_of(self.info.name)
-        if Path(source).is_dir():
+        if Path(source := source_of(self.info.name)).is_dir():
             return any(Path(source).glob("*.safetensors"))
         return any(isinstance(try_to_load_from_cache(source, file), str) for file in (WEIGHTS, INDEX))
 
@@ -434,7 +417,7 @@ def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words: s, min or h.
+    """Return seconds in words.
 
     >>> duration(3.14159), duration(600.0), duration(9000.0)
     ('3.14 s', '10 min', '2.5 h')

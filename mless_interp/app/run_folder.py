@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 else:
     Report = Any  # a command that only computes imports no page
 
-SHOWN = "shown"
-"""In a run's folder, beside its results: what its page shows besides (attention, prompts)."""
-MOST_LINES = 14
-"""Lines that a command ends with, before the one that names its files."""
+SHOWN = "shown"  # in a run's folder: what its page shows beside results (attention, prompts)
+MOST_LINES = 14  # that a command ends with, before the one that names its files
 ALWAYS = (
     "Every run also writes results/ (for mi.load) and run.json, with --report report.html. A stopped run resumes when you "
     "start it again with the same settings."
@@ -45,9 +43,8 @@ ALWAYS = (
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """Store what a command computed: `results` by name, the `model`, the `pairs` (their prompts are recorded, the first is
-    shown), what else is `shown` on the page, `facts` for run.json beside the first result's settings, and `notes` for the
-    screen, run.json and the page."""
+    """Store what a command computed: `results` by name, the `pairs` (their prompts are recorded, the first is shown), what else
+    the page has `shown`, `facts` for run.json beside the first result's settings, `notes` for screen, run.json and page."""
 
     results: "Mapping[str, Result]"
     model: "Model | None" = None
@@ -66,7 +63,7 @@ class Presented(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Hold what lies on the disk of it; `run` is run.json, with the options of the run under "options"."""
+    """Hold what lies on the disk of it; `run` is run.json."""
 
     results: dict[str, Any]
     shown: dict[str, Any]
@@ -81,11 +78,12 @@ class Kept:
         from ..paper.figures import title_of
         from ..views.report import Report
 
-        asked, n_fresh = [title_of(self.run["model"]["name"])], self.run.get("n_fresh")
-        if insertion := found.settings.get("insertion"):
-            asked.append(str(insertion))
-        asked += [count_of(self.run["n_problems"], "problem") + f" + {n_fresh} fresh" * bool(n_fresh)]
-        return Report(title, question=f"{question} {', '.join(asked)}.", answer=found.headline())
+        n, n_fresh = count_of(self.run["n_problems"], "problem"), self.run.get("n_fresh")
+        asked = [title_of(self.run["model"]["name"]), found.settings.get("insertion"), n]
+        question = (
+            f"{question} {', '.join(str(each) for each in asked if each)}{f' + {n_fresh} fresh' if n_fresh else ''}."
+        )
+        return Report(title, question, found.headline())
 
     def view(self, page: Report, name: str = "attention", heading: str | None = None) -> Report:
         """Return the page with the attention that is shown under this name, if any is."""
@@ -99,14 +97,13 @@ class Kept:
 def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
     """Return the command that computes, keeps, tells and presents, explained by the docstring of `compute`.
 
-    A folder that may not be replaced is refused before anything begins. A run that is stopped says what it kept and how to go
-    on.
+    A folder that may not be replaced is refused before anything begins. A run that is stopped says what it kept.
     """
 
     def command(asked: line.Saving) -> None:
-        only: Arguments = {"overwrite": asked.overwrite, "analysis": name, "shard": asked.part}
+        claimed = folders.claimed(asked.out, overwrite=asked.overwrite, analysis=name, shard=asked.part)
         try:
-            with line.plain_warnings(), folders.claimed(asked.out, **only):
+            with line.plain_warnings(), claimed:
                 if done := folders.finished_steps(asked.partial):
                     asked.say(f"going on from {count_of(done, 'finished step')}, kept in {asked.partial} ...")
                 _keep_and_show(asked, name, compute(asked), present)
@@ -115,11 +112,10 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
         except KeyboardInterrupt:
             if (asked.kept / RUN).is_file():
                 raise  # what is kept was told
-            done = folders.finished_steps(asked.partial)
-            kept = f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command goes on from there"
-            sys.stderr.write(
-                f"stopped: {kept if done else 'nothing had finished yet; the same command starts again'}\n"
-            )
+            told = "nothing had finished yet; the same command starts again"
+            if done := folders.finished_steps(asked.partial):
+                told = f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command goes on from there"
+            sys.stderr.write(f"stopped: {told}\n")
             raise SystemExit(130) from None
 
     command.__doc__ = f"{inspect.cleandoc(compute.__doc__ or '')}\n\n{ALWAYS}"
@@ -147,19 +143,19 @@ def _keep_and_show(asked: line.Saving, name: str, computed: Computed, present: C
 
 
 def _keep(options: line.Saving, name: str, computed: Computed) -> None:
-    """Write what was computed into the run's hidden folder, from which it is presented, now or later."""
+    """Write what was computed into the run's hidden folder, from which it is presented."""
     from ..runtime.store import provenance, save
     from ..views.report import ShownPrompt
 
     folder, shown, first = options.kept, dict(computed.shown), next(iter(computed.results.values()))
-    facts: Arguments = {"settings": first.settings, "n_problems": len(computed.pairs)} | computed.facts
+    facts: Arguments = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
+    facts |= {"settings": first.settings, "n_problems": len(computed.pairs)} | computed.facts
+    if computed.notes:
+        facts["notes"] = list(computed.notes)
     if computed.pairs and computed.model is not None:
         shown.setdefault("prompt", ShownPrompt.of(computed.model, computed.pairs[0]))
         facts["prompts"] = [pair.record() for pair in computed.pairs]
-    if computed.notes:
-        facts["notes"] = list(computed.notes)
-    asked: Arguments = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
-    run = provenance(computed.model, repeat=line.repeat_command(), **asked, **facts)
+    run = provenance(computed.model, repeat=line.repeat_command(), **facts)
     (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -212,16 +208,14 @@ def show_again(folder: Path) -> None:
         raise ValueError(f"{str(folder)!r} was written by {name!r}, which is no command: start that again")
     present = import_module(f".{name}", __package__).present
     if not whole:
-        _finish(asked, present, report=True)
-        return
-    ours = folders.listed_in(folder)
-    written = write(folder, found, present(found), report=True)
+        return _finish(asked, present, report=True)
+    ours, written = folders.listed_in(folder), write(folder, found, present(found), report=True)
     folders.write_manifest(folder, only={*ours, *written})
     _tell(folder, written)
 
 
 def _finish(asked: line.Saving, present: Callable[[Kept], Presented], *, report: bool) -> None:
-    """Make the run's folder of what was kept, and everything that follows from it; then tell, and remove what was kept."""
+    """Make the run's folder of what was kept, with all that follows from it."""
     with folders.new_folder(asked.out, overwrite=asked.overwrite) as made:
         shutil.copytree(asked.kept, made, dirs_exist_ok=True)
         (made / folders.MANIFEST).unlink()

@@ -18,13 +18,13 @@ from ..runtime.results import Result, Shown, ShownTable, interval_columns, limit
 
 SAME = ("outcome", "contrast", "direction", "edit")
 """Settings in which runs must agree, or their numbers cannot be compared."""
+COMPARED = (LocatedHeads, PatchScores, AccuracyResults)
 AGAIN = {True: ", confirmed", False: ", not confirmed", None: ""}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunsCompared(Result):
-    """Hold results by the names of their runs, all of one kind. Each run is judged by its own problems; no test is made between
-    runs."""
+    """Hold results of one kind by the names of their runs; no test is made between runs."""
 
     results: dict[str, Any]
 
@@ -42,20 +42,17 @@ class RunsCompared(Result):
 
     def table(self) -> pd.DataFrame:
         """Return, of heads, one row per run: the median total effect with limits, in how many of `n` problems it has this sign,
-        how many heads are named, and which are confirmed. Of answers one row per run and treatment, differences from the first
-        one."""
+        how many heads are named, and which are confirmed. Of answers one row per run and treatment."""
         if self.of_answers:
             of_runs = pd.concat({run: found.printed() for run, found in self.results.items()}, names=["run"])
             return of_runs.drop(columns=["gained", "lost"], errors="ignore").reset_index("run").reset_index(drop=True)
         rows = []
         for run, found in self.results.items():
             located = isinstance(found, LocatedHeads)
-            total = found.total if located else found.total_effect
-            middle = (found.judged.effect if located else found.whole).median
-            sign = 1 if float(middle.estimate) >= 0 else -1
+            effect = found.judged.effect if located else found.whole
             row = {"run": run, "insertion": found.settings.get("insertion")}
-            row |= {name: float(end) for name, end in interval_columns("total", middle).items()}
-            row |= {"of_this_sign": int((sign * total > 0).sum()), "n": len(total)}
+            row |= {name: float(end) for name, end in interval_columns("total", effect.median).items()}
+            row |= {"of_this_sign": int((effect.turned(effect.total) > 0).sum()), "n": len(effect.total)}
             row |= {"named": int(_verdicts(found)["named"].sum()), "of_heads": len(found.heads)}
             if located and found.confirmation is not None:
                 row["confirmed"] = ", ".join(map(str, found.confirmed))
@@ -78,23 +75,16 @@ class RunsCompared(Result):
     def headline(self) -> str:
         """Return what the runs have in common."""
         table, heads, n = self.table(), self.heads(), len(self.results)
-        rows = table.to_dict("records")
+        rows = table.drop_duplicates("run").to_dict("records")
         if self.of_answers:
-            first = table.drop_duplicates("run").to_dict("records")
-            right = [f"{row['run']} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for row in first]
-            moves = [
-                f"{row['run']}, {row['treatment']!r} {100 * row['difference']:+.1f} points"
-                for row in rows
-                if row.get("p_corrected", 1) < 1 - self.results[row["run"]].confidence
-            ]
-            moved = f"established within a run: {'; '.join(moves)}" if moves else "no treatment is shown to differ"
-            return f"Right answers: {'; '.join(right)}; {moved}."
+            right = (f"{row['run']} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for row in rows)
+            return f"Right answers: {'; '.join(right)}."
         every = heads.loc[heads["named in"] == n, "head"].tolist()
         answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
         answer += f" in {'both runs' if n == 2 else f'all {n} runs'} ({len(heads)} in any)"
-        totals = (
+        totals = (  # of few problems there are no limits
             f"{row['run']} {row['total']:+.4f}{limits_of(row.get('total_ci_low', np.nan), row.get('total_ci_high', np.nan))}"
-            for row in rows  # of few problems there are no limits
+            for row in rows
         )
         unit = next(iter(self.results.values())).unit
         return f"{answer}; median total effect in {unit}: {'; '.join(totals)}."
@@ -123,8 +113,7 @@ def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
     results: dict[str, Any] = {}
     for name, run in runs.items():
         every = list(run.values()) if isinstance(run, Mapping) else [run]
-        kinds = (LocatedHeads, PatchScores, AccuracyResults)
-        found = [each for kind in kinds for each in every if isinstance(each, kind)]
+        found = [each for kind in COMPARED for each in every if isinstance(each, kind)]
         if not found:
             raise ValueError(f"{name}: only runs of locate and of accuracy can be compared")
         results[name] = found[0]

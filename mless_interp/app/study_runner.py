@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from ..prompts.insertions import AT, KINDS, Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem, groups_of, whole_groups
 from ..prompts.prompt import template_named
-from ..runtime.columns import Column, columns_of, declare
+from ..runtime.columns import columns_of
 from ..runtime.engines import ShardDone
 from ..runtime.loop import progress_bar
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads
@@ -39,14 +39,10 @@ from ..statistics import CONFIDENCE, Interval, defined_mean
 from . import INCLUDED
 from .command_line import problems_of
 
-NONE = "none"
-"""The treatment that answers under insertions are compared with."""
-ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))
-"""Stand for problems that are not known yet, where an insertion that draws from them is checked."""
-ANY_HEAD = (Head(0, 0),)
-"""A sweep of one head has the whole effect as well."""
-SPAN_MASS = "span_mass"
-"""The measure of attention that every study reports: the later rows' share on the inserted tokens."""
+NONE = "none"  # the treatment that answers under insertions are compared with
+ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))  # stand for problems that are not known yet
+ANY_HEAD = (Head(0, 0),)  # a sweep of one head has the whole effect as well
+SPAN_MASS = "span_mass"  # the attention that every study reports: the later rows' share on the inserted tokens
 Found = TypeVar("Found")
 
 
@@ -64,7 +60,6 @@ class InsertionAsked:
     at: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        one_of(self.kind, KINDS, "insertion")
         self.made(0, ANY_PROBLEMS)
 
     def made(self, seed: int, problems: Iterable[Problem]) -> Insertion:
@@ -120,11 +115,9 @@ class Study:
             raise ValueError('confirm tests named heads on fresh problems, so it needs heads = "all"')
         if not self.insertions:
             raise ValueError("a study needs insertions: write [[insertions]] with a name and a kind")
-        slugs = [slug(row.name) for row in self.rows(ANY_PROBLEMS)]
-        if NONE in slugs:
-            raise ValueError(f"no insertion may be named {NONE!r}, which is what answers are compared with")
+        slugs = [NONE, *(slug(row.name) for row in self.rows(ANY_PROBLEMS))]
         if twice := [each for each in slugs if slugs.count(each) > 1]:
-            raise ValueError(f"two insertions are named {twice[0]!r}")
+            raise ValueError(f"two treatments are named {twice[0]!r} ({NONE!r} is the one without an insertion)")
 
     @property
     def n_problems(self) -> int:
@@ -147,13 +140,13 @@ class Study:
         return found
 
     def with_changes(self, *, n_tokens: int | None = None, **changes: Any) -> "Study":
-        """Return the same study with what is not None put in place of its own; `n_tokens` in place of every counted
-        insertion's."""
+        """Return the same study with what is not None in place of its own; `n_tokens` in every counted insertion."""
         given = {name: value for name, value in changes.items() if value is not None}
         if n_tokens is not None:
-            given["insertions"] = tuple(
+            counted = [
                 replace(each, n_tokens=n_tokens) if KINDS[each.kind].counted else each for each in self.insertions
-            )
+            ]
+            given["insertions"] = tuple(counted)
         return replace(self, **given)
 
     def check_enough(self, problems: Sequence[Problem]) -> None:
@@ -191,33 +184,26 @@ def read_study(study: str | Path | Mapping[str, object] | Study) -> Study:
 
 def _study(told: Mapping[str, Any]) -> Study:
     rows = told.get("insertions", ())
-    if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(each, Mapping) for each in rows):
+    if not isinstance(rows, Sequence) or not all(isinstance(each, Mapping) for each in rows):
         raise TypeError("insertions must be tables: write [[insertions]] with a name and a kind for each")
-    made = []
-    for number, row in enumerate(rows):
-        try:
-            made.append(InsertionAsked(**row))
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"insertion {row.get('name', number)!r}: {error}") from error
-    return Study(**{**told, "insertions": tuple(made)})
+    made = tuple(_of(str(row.get("name", at)), InsertionAsked, **row) for at, row in enumerate(rows))
+    return Study(**{**told, "insertions": made})
 
 
-# ---------------------------------------------------------------------------------------------------- what was measured
+def _of(insertion: str, do: Callable[..., Found], *given: object, **options: Any) -> Found:
+    """Do something for one insertion; an error names the insertion."""
+    try:
+        return do(*given, **options)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"insertion {insertion!r}: {error}") from error
 
-OF_EFFECTS = {
-    "median": ("median effect", "median over problems of what the contrast does to the outcome", ""),
-    "k": ("problems", "problems in which the effect has the median's sign, beyond rounding", "of {}_n"),
-    "p": ("p, corrected", "that most problems show one sign (sign test; Holm over all effects of the study)", "p"),
-    "n_undefined": ("undefined", "problems where the outcome is not defined", ""),
-}
-"""What columns such as `content_median` and `shift_k` hold, by their ends."""
-declare(
-    *(
-        Column(f"{name}_{end}", f"{name}, {word}", f"{note} ({contrast.says})", role=role.format(name))
-        for name, contrast in CONTRASTS.items()
-        for end, (word, note, role) in OF_EFFECTS.items()
-    )
-)
+
+OF_EFFECTS = """
+    {0}_median | {0}, median effect | | median over problems of what the contrast does to the outcome ({1})
+    {0}_k | {0}, problems | of {0}_n | problems in which the effect has the median's sign, beyond rounding ({1})
+    {0}_p | {0}, p, corrected | p | that most problems show one sign (sign test; Holm over all effects of the study) ({1})
+    {0}_n_undefined | {0}, undefined | | problems where the outcome is not defined ({1})
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -251,7 +237,7 @@ class StudyResult(Result):
         shown_again | heads confirmed | | heads that were named and pass again on fresh problems
         answers_n | answered | | problems answered without the insertion and with it
         difference_p | p, answers | p | that right answers change; corrected for all insertions of the study
-    """)
+    """) + columns_of("".join(OF_EFFECTS.format(name, contrast.says) for name, contrast in CONTRASTS.items()))
 
     @property
     def reported(self) -> tuple[str, ...]:
@@ -265,29 +251,22 @@ class StudyResult(Result):
         """The outcome's unit."""
         return self.effects[self.insertions[0]][self.contrasts[0]].unit
 
-    @cached_property
-    def _effects(self) -> pd.DataFrame:
+    def effect_table(self) -> pd.DataFrame:
+        """Return one row per insertion and contrast: the median effect over problems with its interval, in `unit`; `k` of the
+        `n` problems where it is defined have its sign (beyond rounding), `n_undefined` others; `p` of the sign test,
+        `p_corrected` after Holm over all rows."""
         rows = []
         for insertion in self.insertions:
             for contrast, made in self.effects[insertion].items():
                 whole, total = made.whole, made.total_effect
                 values = whole.units(whole.turned(total))
-                told = statistics.prevalence_test(values, whole.rounding, senses=(1,), confidence=made.confidence)
                 row: dict[str, object] = {"insertion": insertion, "contrast": contrast}
                 row |= {name: float(end) for name, end in interval_columns("median", whole.median).items()}
-                row |= {"unit": made.unit, "k": int(told.count[0]), "n": int(told.n)}
-                row |= {"n_undefined": int(np.isnan(total).sum()), "prevalence": float(told.share[0])}
-                row |= {"prevalence_ci_low": float(told.low[0]), "prevalence_ci_high": float(told.high[0])}
-                rows.append(row | {"p": whole.p})
+                row |= {"unit": made.unit, "k": (values > whole.rounding).sum(), "n": np.isfinite(values).sum()}
+                rows.append(row | {"n_undefined": np.isnan(total).sum(), "p": whole.p})
         table = pd.DataFrame(rows)
         p = table["p"].to_numpy(dtype=float)
         return table.assign(p_corrected=statistics.holm(p) if np.isfinite(p).any() else p)
-
-    def effect_table(self) -> pd.DataFrame:
-        """Return one row per insertion and contrast: the median effect over problems with its interval, in `unit`; `k` of the
-        `n` problems where it is defined have its sign (beyond rounding), `prevalence` = k / n with its exact limits;
-        `n_undefined` others; `p` of the sign test, `p_corrected` after Holm over all rows."""
-        return self._effects.copy()
 
     def _attention_to(self, insertion: str, metric: str) -> tuple[np.ndarray, Interval]:
         """A metric of the runs with this insertion, mean over heads where it is defined, `[problem]`; and that mean over
@@ -306,17 +285,14 @@ class StudyResult(Result):
         and problems, and `_n` problems where it is defined; `span_mass_null` of uniform attention, and the head that reads the
         span most (`most_read_by`); `heads` named and those `shown_again` on fresh problems; the share of right answers
         `accuracy` of `answers_n` problems and its `difference` from no insertion, with p (Holm)."""
-        effects = self._effects.set_index(["insertion", "contrast"]).drop(columns="p")
-        effects = effects.rename(columns={"p_corrected": "p"})
-        compared = None if self.answers is None else self.answers.compare_all(NONE).table().set_index("second")
+        effects = self.effect_table().drop(columns=["unit", "p"]).rename(columns={"p_corrected": "p"})
+        effect_of = effects.set_index(["insertion", "contrast"]).to_dict("index")
         rows = []
         for name in self.insertions:
             row: dict[str, object] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
             for contrast in self.contrasts:
-                ends = ("median", "median_ci_low", "median_ci_high", "k", "n", "n_undefined", "p")
-                row |= {f"{contrast}_{end}": effects.loc[(name, contrast), end] for end in ends}
-            if name in self.attention:
-                scores = self.attention[name]
+                row |= {f"{contrast}_{end}": value for end, value in effect_of[name, contrast].items()}
+            if scores := self.attention.get(name):
                 for metric in scores.metrics:
                     values, mean = self._attention_to(name, metric)
                     row |= {each: float(end) for each, end in interval_columns(metric, mean).items()}
@@ -324,46 +300,46 @@ class StudyResult(Result):
                 uniform = scores.null["span_mass"]["inserted"][:, [head.layer for head in scores.heads]]
                 row["span_mass_null"] = float(defined_mean(uniform.ravel()))
                 row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
-            if name in self.located:
-                found = self.located[name]
-                row["heads"] = _listed(found.found)
+            if located := self.located.get(name):
+                row["heads"] = _listed(located.found)
                 if self.settings.get("n_fresh"):
-                    row["shown_again"] = _listed(found.confirmed)
-            if compared is not None:
-                one = compared.loc[name]
-                row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"]}
-                row |= one[["difference", "difference_ci_low", "difference_ci_high"]].to_dict()
-                row["difference_p"] = one["p_corrected"]
+                    row["shown_again"] = _listed(located.confirmed)
             rows.append(row)
-        return pd.DataFrame(rows)
+        table = pd.DataFrame(rows)
+        if self.answers is None:
+            return table
+        called = {"second": "insertion", "accuracy_second": "accuracy", "n": "answers_n", "p_corrected": "difference_p"}
+        answers = self.answers.compare_all(NONE).table().rename(columns=called)
+        ends = ["difference", "difference_ci_low", "difference_ci_high", "difference_p"]
+        return table.merge(answers[["insertion", "accuracy", "answers_n", *ends]], how="left", on="insertion")
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per insertion, measure and problem: the contrast with its unit, each metric (mean over heads),
         `right` (share of right answers; also of `none`)."""
         parts: list[tuple[object, ...]] = []
         for insertion, made in self.effects.items():
-            for contrast, each in made.items():
-                parts.append((insertion, contrast, each.problem_ids, each.total_effect, each.unit))
+            parts += [(insertion, name, each.problem_ids, each.total_effect, each.unit) for name, each in made.items()]
         for insertion, scores in self.attention.items():
             for metric in scores.metrics:
                 values, unit = self._attention_to(insertion, metric)[0], metric_named(metric).unit
                 parts.append((insertion, metric, scores.problem_ids, values, unit))
-        if self.answers is not None:
-            for name, right in zip(self.answers.treatments, self.answers.share_right().T, strict=True):
-                parts.append((name, "right", self.answers.problem_ids, right, "share"))
+        if (answers := self.answers) is not None:
+            right = zip(answers.treatments, answers.share_right().T, strict=True)
+            parts += [(name, "right", answers.problem_ids, share, "share") for name, share in right]
         names = ("insertion", "measure", "problem", "value", "unit")
         return pd.concat([pd.DataFrame(dict(zip(names, part, strict=True))) for part in parts], ignore_index=True)
 
     def headline(self) -> str:
         """Return which insertions have an established effect and how large, and which heads carry it."""
-        contrast = self.contrasts[0]
-        sure = self._effects.query("contrast == @contrast and p_corrected < 1 - @self.confidence").to_dict("records")
-        have = "has" if 1 in (len(sure), len(self.insertions)) else "have"
-        n = count_of(len(self.insertions), "insertion")
-        told = f"{len(sure)} of {n} {have} an established {contrast} effect on {self.outcome}"
-        if sure:
-            limits = [limits_of(row["median_ci_low"], row["median_ci_high"], "+.2f") for row in sure]
-            sizes = (f"{row['insertion']!r} {row['median']:+.2f}{ends}" for row, ends in zip(sure, limits, strict=True))
+        contrast, n = self.contrasts[0], len(self.insertions)
+        table = self.effect_table().query("contrast == @contrast and p_corrected < 1 - @self.confidence")
+        have = "has" if 1 in (len(table), n) else "have"
+        told = f"{len(table)} of {count_of(n, 'insertion')} {have} an established {contrast} effect on {self.outcome}"
+        if len(table):
+            sizes = (
+                f"{row.insertion!r} {row.median:+.2f}{limits_of(row.median_ci_low, row.median_ci_high, '+.2f')}"
+                for row in table.itertuples()
+            )
             told += f" (median, {self.unit}): {listed(sizes)}"
         if self.located:
             tested = any(made.confirmation is not None for made in self.located.values())
@@ -374,8 +350,8 @@ class StudyResult(Result):
 
     def caveats(self) -> list[str]:
         """Return that so few problems establish nothing, where they are too few."""
-        table, told = self._effects[self._effects["p"].notna()], super().caveats()
-        n, m = table["n"].max(), len(table)
+        tested, told = self.effect_table().dropna(subset="p"), super().caveats()
+        n, m = tested["n"].max(), len(tested)
         if m and n < (needed := statistics.fewest_problems(2 * m, alpha=1 - self.confidence)):
             few = f"{count_of(n, 'problem')} are too few to establish any of {m} effects; {needed} problems are needed."
             told.insert(0, few)
@@ -383,37 +359,24 @@ class StudyResult(Result):
 
     def details(self) -> list[str]:
         effects = f"Contrasts {', '.join(self.contrasts)}, outcome {self.outcome}"
-        found = [f"{effects}; p of sign tests after Holm over all {len(self._effects)}."]
-        if self.answers is not None:
-            first = self.answers.table().iloc[0]
-            n = count_of(int(first["n"]), "problem")
-            found.append(f"Without insertion {100 * first['accuracy']:.1f} % of {n} are right.")
+        found = [f"{effects}; p of sign tests after Holm over all {len(self.insertions) * len(self.contrasts)}."]
         if self.located:
             n = count_of(len(self.located), "insertion")
             found.append(f"Heads are named for {n}, each at {1 - self.confidence:.3g} / {len(self.located)}.")
-        if self.claims:
-            found.append(f"Claimed in {self.source or 'its source'}: {self.claims.rstrip('.')}.")
         return found
 
     def shown(self) -> Shown:
         table = self.table()
-        side = (
-            f"What each insertion does: medians of effects in {self.unit}, and in how many problems it has that sign."
-        )
         columns = [name for name in table.columns if not name.endswith("_n")]
-        each = "Each effect, with the exact limits of its prevalence, and its sign test before and after Holm."
-        return Shown((ShownTable(table, side, columns), ShownTable(self.effect_table(), each)))
+        does = f"What each insertion does: medians of effects in {self.unit}, and how many problems have that sign."
+        each = ShownTable(self.effect_table(), "Each effect, and its sign test before and after Holm.")
+        return Shown((ShownTable(table, does, columns), each))
 
 
 def _listed(heads: Mapping[Head, str]) -> str:
     """Heads by their kinds: L0H1, L0H2 (reader); L1H0 (mediator)."""
-    kinds: dict[str, list[str]] = {}
-    for head, kind in heads.items():
-        kinds.setdefault(kind, []).append(str(head))
+    kinds = {kind: [str(head) for head, one in heads.items() if one == kind] for kind in heads.values()}
     return "; ".join(f"{', '.join(names)} ({kind})" for kind, names in kinds.items()) or "none"
-
-
-# ------------------------------------------------------------------------------------------------------- measuring it
 
 
 @checked
@@ -429,15 +392,11 @@ def run_study(
 
     `study`: as `read_study` takes it; `model`, `problems`: in place of those that it names. As many problems are measured as
     it asks for; those after them only serve `other_questions` to draw from. `checkpoint`: a folder that receives each finished
-    problem of each measurement; a run started again goes on from there.
-
-    Raises `ValueError` before anything is computed where the study makes no sense, the problems are too few, an insertion
-    cannot be put into one of them, or answers do not fit the context.
+    problem of each measurement; a run started again goes on from there. `ValueError` before anything is computed where the
+    problems are too few, an insertion cannot be put into one of them, or answers do not fit the context.
     """
     asked = read_study(study)
-    if problems is None:
-        problems = problems_of(asked.model, asked.problems, limit=asked.n_read)
-    every = tuple(problems)
+    every = tuple(problems_of(asked.model, asked.problems, limit=asked.n_read) if problems is None else problems)
     given = whole_groups(every, asked.limit, asked.n_problems - asked.limit)[: asked.n_problems]
     asked.check_enough(given)
     chosen = {each.id for each in given}
@@ -446,50 +405,29 @@ def run_study(
         model = load_model(asked.model, backend="bridge")
     pairs = pairs_of(asked, model, every)
     measured = {name: made[: asked.limit] for name, made in pairs.items()}
-    ready = {
-        name: _of(name, prepare, model, here, asked.outcome, signed_for="a study") for name, here in measured.items()
-    }
+    signed = partial(prepare, model, outcome=asked.outcome, signed_for="a study")
+    ready = {name: _of(name, signed, pairs=here) for name, here in measured.items()}
     treatments = [Treatment(name=NONE), *asked.rows(every)]
     answering: Arguments = {"max_new_tokens": asked.max_new_tokens, "template": asked.template}
     if asked.answers:
         check_answers(model, given[: asked.answers], treatments, **answering)
 
-    effects: dict[str, dict[str, PatchScores]] = {name: {} for name in measured}
-    attention: dict[str, HeadScores] = {}
-    located: dict[str, LocatedHeads] = {}
-    answers: dict[str, AccuracyResults] = {}
-    jobs: list[
-        tuple[str, dict[str, Any], str, Callable[..., object]]
-    ] = []  # file, where the result goes, what makes it
+    jobs: dict[str, Callable[..., Any]] = {}  # by the file that keeps it
     for name, here in measured.items():
         for contrast in asked.contrasts:
             sweep = partial(patch_heads, model, ready[name], contrast=contrast, outcome=asked.outcome, heads=ANY_HEAD)
-            jobs.append((f"{slug(name)}/{contrast}.jsonl", effects[name], contrast, sweep))
+            jobs[f"{slug(name)}/{contrast}.jsonl"] = sweep
         if asked.metrics:
             scores = partial(score_heads, model, here, metrics=asked.metrics, conditions=("inserted",))
-            jobs.append((f"{slug(name)}/attention.jsonl", attention, name, scores))
+            jobs[f"{slug(name)}/attention.jsonl"] = scores
         if asked.heads == "all":
             how: Arguments = {"contrast": "content", "outcome": asked.outcome}
             how["confirm"] = pairs[name][asked.limit : asked.limit + asked.confirm] or None
             how["confidence"] = 1 - (1 - CONFIDENCE) / len(measured)  # any false name, of any insertion
-            jobs.append((f"{slug(name)}/heads", located, name, partial(locate_heads, model, here, **how)))
+            jobs[f"{slug(name)}/heads"] = partial(locate_heads, model, here, **how)
     if asked.answers:
-        answer = partial(evaluate_accuracy, model, given[: asked.answers], treatments, **answering)
-        jobs.append(("answers.jsonl", answers, "answers", answer))
-    waiting: list[ShardDone] = []
-    with progress_bar(len(jobs), "study", enabled=progress) as bar:
-        for file, into, name, measure in jobs:
-            bar.set_description(one_line(f"study: {file}"))
-            kept = None if checkpoint is None else Path(checkpoint) / file
-            if kept is not None:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                into[name] = measure(checkpoint=kept, progress=progress, seed=asked.seeds[0])
-            except ShardDone as ended:  # other shards' parts are missing: on to the next
-                waiting.append(ended)
-            bar.update(1)
-    if waiting:
-        raise ShardDone(f"{len(waiting)} measurements wait for the other shards; {waiting[0]}")
+        jobs["answers.jsonl"] = partial(evaluate_accuracy, model, given[: asked.answers], treatments, **answering)
+    found = _measured(jobs, None if checkpoint is None else Path(checkpoint), progress, asked.seeds[0])
     settings = {**model.identity, "template": asked.template, "seeds": list(asked.seeds), "heads": asked.heads}
     settings |= {"n_fresh": asked.confirm, "resolution": model.resolution}
     settings["insertions"] = {name: made[0].insertion.label for name, made in pairs.items()}
@@ -502,26 +440,33 @@ def run_study(
         insertions=tuple(pairs),
         contrasts=asked.contrasts,
         outcome=asked.outcome,
-        effects=effects,
-        attention=attention,
-        located=located,
-        answers=answers.get("answers"),
+        effects={name: {each: found[f"{slug(name)}/{each}.jsonl"] for each in asked.contrasts} for name in pairs},
+        attention={name: found[f"{slug(name)}/attention.jsonl"] for name in pairs if asked.metrics},
+        located={name: found[f"{slug(name)}/heads"] for name in pairs if asked.heads == "all"},
+        answers=found.get("answers.jsonl"),
         settings=settings,
     )
 
 
+def _measured(jobs: Mapping[str, Callable[..., Any]], folder: Path | None, progress: bool, seed: int) -> dict[str, Any]:
+    """Return what each job measures, by its file."""
+    found, waiting = {}, []
+    with progress_bar(len(jobs), "study", enabled=progress) as bar:
+        for file, measure in jobs.items():
+            bar.set_description(one_line(f"study: {file}"))
+            if kept := folder and folder / file:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                found[file] = measure(checkpoint=kept, progress=progress, seed=seed)
+            except ShardDone as ended:  # other shards' parts are missing: on to the next
+                waiting.append(ended)
+            bar.update(1)
+    if waiting:
+        raise ShardDone(f"{len(waiting)} measurements wait for the other shards; {waiting[0]}")
+    return found
+
+
 def pairs_of(asked: Study, model: Model, problems: tuple[Problem, ...]) -> dict[str, tuple[PromptPair, ...]]:
     """Return the pairs of every row by its name; `ValueError` says which insertion cannot be put in."""
-    measured = problems[: asked.n_problems]
-    return {
-        row.name: _of(row.name, make_pairs, model, measured, row.insertion, template=asked.template)
-        for row in asked.rows(problems)
-    }
-
-
-def _of(insertion: str, do: Callable[..., Found], *given: object, **options: object) -> Found:
-    """Run one insertion's measurement; an error names the insertion."""
-    try:
-        return do(*given, **options)
-    except ValueError as error:
-        raise ValueError(f"insertion {insertion!r}: {error}") from error
+    make = partial(make_pairs, model, problems[: asked.n_problems], template=asked.template)
+    return {row.name: _of(row.name, make, row.insertion) for row in asked.rows(problems)}

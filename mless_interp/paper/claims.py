@@ -165,15 +165,9 @@ def reproduce_figure(
 ) -> dict[str, object]:
     """Measure what one of the paper's figures shows on a model, and check its claims.
 
-    Parameters
-    ----------
-    figure : the paper's number ("13") or key ("000").
-    heads : those to show; default the figure's, of its first model.
-    twins : untrained twins of the model that are checked alike.
-    checkpoint : a folder that receives each finished problem of each profile.
-
-    Returns `AttentionProfile`s by the name of their series ("Mless", "Mful", "random words"), and the `ClaimChecks` under
-    "claims".
+    `figure`: the paper's number ("13") or key ("000"). `heads`: those to show; default the figure's, of its first model.
+    `twins`: untrained twins of the model that are checked alike. `checkpoint`: a folder that receives each finished problem.
+    Returns `AttentionProfile`s by the name of their series ("Mless", "Mful", "random words"), `ClaimChecks` under "claims".
     """
     shown = figure_named(figure)
     chosen = shown.heads(shown.models[0]) if heads is None else model.info.chosen(heads, what="show")
@@ -183,7 +177,7 @@ def reproduce_figure(
         def profile(name: str, insertion: Insertion, *conditions: str) -> AttentionProfile:
             pairs = make_pairs(of, questions, insertion, template=template)
             how: Arguments = {"conditions": conditions or ("base", "inserted"), "heads": chosen, "rows": rows}
-            how["checkpoint"] = None if folder is None else folder / f"{name}.jsonl"
+            how["checkpoint"] = folder and folder / f"{name}.jsonl"
             return attention_profile(of, pairs, **how, progress=progress, seed=seed)
 
         made, random, others = {"Mless": profile("mless", filler, "base", "inserted", "gap")}, [], []
@@ -191,7 +185,7 @@ def reproduce_figure(
             tokens = filler.other_repeats(of.tokenizer, REPEATS, seed=seed)
             others = [profile(f"repeat-{at}", each, "inserted") for at, each in enumerate(tokens)]
         if shown.kind in ("against_random_sentence", "bars_and_head"):
-            words = [Insertion.random_sentence(n_tokens, seed=seed, draw=draw) for draw in range(N_DRAWS)]
+            words = (Insertion.random_sentence(n_tokens, seed=seed, draw=draw) for draw in range(N_DRAWS))
             random = [profile(f"random-{at}", each) for at, each in enumerate(words)]
         if shown.kind == "against_random_sentence":
             made["random words"] = random[0]
@@ -204,11 +198,8 @@ def reproduce_figure(
 
     folder = None if checkpoint is None else Path(checkpoint)
     made = measured(model, folder)
-    of_twins = tuple(
-        measured(untrained_twin(model, at), None if folder is None else folder / f"twin-{at}")["claims"]
-        for at in range(twins)
-    )
-    return made | {"claims": replace(made["claims"], twins=of_twins)}
+    of_twins = [measured(untrained_twin(model, at), folder and folder / f"twin-{at}")["claims"] for at in range(twins)]
+    return made | {"claims": replace(made["claims"], twins=tuple(of_twins))}
 
 
 def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, **options: Any) -> Model:
@@ -234,17 +225,14 @@ def check_claims(
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> ClaimChecks:
-    """Check what the figures claim on a model's own profiles.
+    """Check what the figures claim on a model's own profiles; all are of the same problems.
 
-    Parameters
-    ----------
     profile : of the meaningless insertion, conditions base and inserted; with gap too, the position-matched null.
     heads : which of its heads; default all of the lowest layer there is. `first_layer_differs` also takes the heads of
         the same number in layers 1 and 2 (zero-based), if the profile has them.
-    random_sentence, meaningful : of the same problems with random words of the same length (draws are averaged), and with a
-        repeated word.
-    repeats : of the same problems with other repeated tokens (`Insertion.other_repeats`), condition inserted, at least
-        `REPEATS`: among them the insertion's own token has its rank.
+    random_sentence, meaningful : with random words of the same length (draws are averaged), and with a repeated word.
+    repeats : with other repeated tokens (`Insertion.other_repeats`), condition inserted, at least `REPEATS`: among them the
+        insertion's own token has its rank.
 
     For an untrained twin check its own profiles, and give the checks of all: `replace(checks, twins=(...))`. A claim whose
     null is not here, or with fewer than two problems, is "cannot tell", with the reason.
@@ -257,22 +245,30 @@ def check_claims(
     for other in (*random_sentence, *repeats, *([] if meaningful is None else [meaningful])):
         if other.problem_ids != profile.problem_ids:
             raise ValueError("the profiles must be of the same problems in the same order: they are compared in pairs")
-    checking = _Checking(profile, chosen, tuple(random_sentence), meaningful, seed, confidence)
-    checks = tuple(
-        checking.ranked(claim, repeats) if claim.key == "low_in_span" else checking.judged(claim) for claim in wanted
-    )
+    draws, others = ([_only(each, chosen) for each in given] for given in (random_sentence, repeats))
+    repeated = None if meaningful is None else _only(meaningful, chosen)
+    checking = _Checking(profile, _only(profile, chosen), draws, repeated, others, seed, confidence)
+    checks = [checking.ranked(claim) if claim.key == "low_in_span" else checking.judged(claim) for claim in wanted]
     settings = {**profile.settings, "heads": " ".join(map(str, chosen)), "n_problems": len(profile.problem_ids)}
-    return ClaimChecks(checks, settings)
+    return ClaimChecks(tuple(checks), settings)
+
+
+def _only(profile: AttentionProfile, heads: Sequence[Head]) -> AttentionProfile:
+    """Take these heads of a profile."""
+    rows, both = [profile.of(head) for head in heads], (profile.received, profile.uniform)
+    received, uniform = ({name: tuple(each[rows] for each in found) for name, found in of.items()} for of in both)
+    return replace(profile, heads=tuple(heads), received=received, uniform=uniform)
 
 
 @dataclass(frozen=True, eq=False)
 class _Checking:
-    """What claims are checked on: numbers per problem, their null, and the verdict."""
+    """Check claims on profiles of the chosen heads; `whole` has the others too."""
 
+    whole: AttentionProfile
     profile: AttentionProfile
-    heads: tuple[Head, ...]
-    draws: tuple[AttentionProfile, ...]
+    draws: Sequence[AttentionProfile]
     meaningful: AttentionProfile | None
+    repeats: Sequence[AttentionProfile]
     seed: int
     confidence: float
 
@@ -281,75 +277,46 @@ class _Checking:
         made = self.profile
         match key:
             case "attenuation":
-                return self.retention(), 1.0
+                return _retention(made), 1.0
             case "attenuation_beyond_position":
-                return self.retention(), self.retention("gap") if "gap" in made.conditions else None
+                return _retention(made), _retention(made, "gap") if "gap" in made.conditions else None
             case "attenuation_beyond_dilution":
-                return self.retention(), self.retention(of=replace(made, received=made.uniform))
+                return _retention(made), _retention(replace(made, received=made.uniform))
             case "low_in_span_beyond_random":
-                return self.level(made), self.of_draws(self.level)
+                return _level(made), self.of_draws(_level)
             case "timing":
                 return self.timing()
             case "recovery":
-                return self.level(made, "question") - self.level(made), 0.0
+                return _level(made, "question") - _level(made), 0.0
             case "more_uniform":
-                return self.variation(made), self.of_draws(self.variation)
+                return _variation(made), self.of_draws(_variation)
             case "first_layer_differs":
-                first = [head for head in self.heads if head.layer == 0]
+                first = [head for head in made.heads if head.layer == 0]
                 later = [Head(layer, head.head) for layer in (1, 2) for head in first]
-                if not first or any(head not in made.heads for head in later):
+                if not first or any(head not in self.whole.heads for head in later):
                     return None, None
-                return self.retention(heads=first), self.retention(heads=later)
+                return _retention(_only(self.whole, first)), _retention(_only(self.whole, later))
         return None if self.meaningful is None else self.alike(self.meaningful), self.of_draws(self.alike)
 
     def of_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
         """Return the mean of a measure over the draws of random words."""
         return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
 
-    def rows(self, of: AttentionProfile) -> list[int]:
-        return [of.of(head) for head in self.heads]
-
-    def retention(
-        self, condition: str = "inserted", *, of: AttentionProfile | None = None, heads: Sequence[Head] | None = None
-    ) -> np.ndarray:
-        """Return the received attention that shared tokens keep."""
-        of = of or self.profile
-        rows = [of.of(head) for head in heads or self.heads]
-
-        def kept(base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-            return aligned_recovery(base[rows], other[rows], tokens=torch.ones(base.shape[1], dtype=torch.bool))
-
-        return _per_problem(kept, of.aligned("base"), of.aligned(condition))
-
-    def level(self, of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
-        """Return the received attention of a segment over uniform attention's."""
-        levels = of.level("inserted", segment, relative=True)[:, self.rows(of)]
-        return np.array([defined_mean(heads) for heads in levels])
-
-    def variation(self, of: AttentionProfile) -> np.ndarray:
-        """Return how much the tokens of the span differ in what they receive."""
-        rows, inside = self.rows(of), map(of.is_inserted, range(len(of.problem_ids)))
-        return _per_problem(lambda values, span: span_variation(values[rows], span=span), of.whole("inserted"), inside)
-
     def alike(self, other: AttentionProfile) -> np.ndarray:
         """Return the rank correlation of two insertions' profiles on shared tokens."""
-        own, their = self.rows(self.profile), self.rows(other)
-        values = self.profile.aligned("inserted"), other.aligned("inserted")
-        return _per_problem(lambda a, b: timing_spearman(a[own], b[their]), *values)
+        return _per_problem(timing_spearman, self.profile.aligned("inserted"), other.aligned("inserted"))
 
     def timing(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the rank correlation with and without the insertion, and its mean over rotations of prefix and question."""
-        rows, measured, null = self.rows(self.profile), [], []
+        measured, null = [], []
         pairs = zip(self.profile.aligned("base"), self.profile.aligned("inserted"), self.profile.spans, strict=True)
         for index, (base, other, (start, _)) in enumerate(pairs):
-            x, y = torch.from_numpy(base[rows]), torch.from_numpy(other[rows])
+            x, y = torch.from_numpy(base), torch.from_numpy(other)
             defined = ~(x.isnan() | y.isnan()).any(0)
             x, y, first = x[:, defined], y[:, defined], int(defined[:start].sum())
             measured.append(defined_mean(timing_spearman(x, y).numpy()))
-            draw = derive_generator(self.seed, "claim timing", index)
-            turned = []
+            draw, parts, turned = derive_generator(self.seed, "claim timing", index), (y[:, :first], y[:, first:]), []
             for _ in range(N_SHIFTS):
-                parts = (y[:, :first], y[:, first:])
                 steps = [int(draw.integers(0, max(1, part.shape[1]))) for part in parts]
                 turned.append(torch.cat([part.roll(step, 1) for part, step in zip(parts, steps, strict=True)], 1))
             shifted = timing_spearman(x.expand(N_SHIFTS, *x.shape), torch.stack(turned))
@@ -358,11 +325,8 @@ class _Checking:
 
     def mean(self, values: np.ndarray) -> tuple[float, float, float, int]:
         """Return the mean over groups, its limits, and of how many it is."""
-        mean, n = float(defined_mean(values)), int(np.isfinite(values).sum())
-        if len(values) < 2:
-            return mean, np.nan, np.nan, n
         found = mean_interval(values, seed=self.seed, confidence=self.confidence)
-        return mean, float(found.low), float(found.high), n
+        return float(defined_mean(values)), float(found.low), float(found.high), int(np.isfinite(values).sum())
 
     def judged(self, claim: Claim) -> ClaimCheck:
         """Hold what was measured against its null, problem by problem."""
@@ -383,9 +347,9 @@ class _Checking:
             verdict = "disagrees" if alike else "agrees" if below > 0 or above < 0 else "cannot tell"
         return ClaimCheck(claim, mean, low, high, n, reference, mean - reference, below, above, verdict)
 
-    def ranked(self, claim: Claim, repeats: Sequence[AttentionProfile]) -> ClaimCheck:
+    def ranked(self, claim: Claim) -> ClaimCheck:
         """Judge a claim about one repeated token by the rank of its mean over problems among other repeated tokens'."""
-        own, *others = (by_group(self.level(each), self.profile.groups) for each in (self.profile, *repeats))
+        own, *others = (by_group(_level(each), self.profile.groups) for each in (self.profile, *self.repeats))
         mean, low, high, n = self.mean(own)
         levels = np.array([defined_mean(other) for other in others])
         if len(levels) < REPEATS or not np.isfinite([mean, *levels]).all():
@@ -393,11 +357,30 @@ class _Checking:
             return ClaimCheck(claim, mean, low, high, n, reason=few if np.isfinite(mean) else "undefined")
         _, below, above, _ = self.mean(own - np.mean(others, axis=0))
         ranks = [1 + int((claim.direction * side * (levels - mean) >= 0).sum()) for side in (1, -1)]
-        likely = (1 - self.confidence) * (1 + len(levels))
+        likely, null = (1 - self.confidence) * (1 + len(levels)), float(levels.mean())
         verdict = "agrees" if ranks[0] <= likely else "disagrees" if ranks[1] <= likely else "cannot tell"
         where = f"rank {ranks[0]} of {1 + len(levels)} repeated tokens, the lowest first"
-        null = float(levels.mean())
         return ClaimCheck(claim, mean, low, high, n, null, mean - null, below, above, verdict, where)
+
+
+def _retention(of: AttentionProfile, condition: str = "inserted") -> np.ndarray:
+    """Return the received attention that shared tokens keep."""
+
+    def kept(base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return aligned_recovery(base, other, tokens=torch.ones(base.shape[1], dtype=torch.bool))
+
+    return _per_problem(kept, of.aligned("base"), of.aligned(condition))
+
+
+def _level(of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
+    """Return the received attention of a segment over uniform attention's."""
+    return np.array([defined_mean(heads) for heads in of.level("inserted", segment, relative=True)])
+
+
+def _variation(of: AttentionProfile) -> np.ndarray:
+    """Return how much the tokens of the span differ in what they receive."""
+    inside = map(of.is_inserted, range(len(of.problem_ids)))
+    return _per_problem(lambda values, span: span_variation(values, span=span), of.whole("inserted"), inside)
 
 
 def _per_problem(formula: Callable[..., torch.Tensor], *values: Iterable[np.ndarray]) -> np.ndarray:

@@ -105,13 +105,13 @@ def check(plan: mi.Plan, words: str) -> None:
     json.dumps(plan.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("what", planned.PASSES)
+@pytest.mark.parametrize("what", planned.COSTS)
 def test_every_analysis_is_counted_without_weights(what: str, without_weights: Path) -> None:
     check(mi.plan_run(str(without_weights), problems(4), FILLER, what=what, device="cpu"), "counted from the config")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", planned.PASSES)
+@pytest.mark.parametrize("what", planned.COSTS)
 def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
     check(mi.plan_run("demo", problems(6), FILLER, what=what, device="cpu"), "timed on a few problems")
 

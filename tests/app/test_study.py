@@ -131,8 +131,8 @@ ROW = {"name": "slashes", "kind": "meaningless"}
         ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
         ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then others"),
         ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
-        ({"insertions": [ROW, ROW]}, "two insertions are named 'slashes'"),
-        ({"insertions": [{**ROW, "name": "none"}]}, "no insertion may be named 'none'"),
+        ({"insertions": [ROW, ROW]}, "two treatments are named 'slashes'"),
+        ({"insertions": [{**ROW, "name": "none"}]}, "two treatments are named 'none'"),
         ({"insertions": [{**ROW, "length": 3}]}, "insertion 'slashes': .*unexpected keyword argument 'length'"),
         ({"insertions": [{**ROW, "before": "end"}]}, "insertion 'slashes': unknown place before end"),
     ],
@@ -178,7 +178,7 @@ def test_options_take_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.
     assert len(found.problem_ids) == 3 and found.answers is None
     assert found.settings["insertions"]["slashes"] == "Mless ' /' x3"
     page = (tmp_path / "x" / "report.html").read_text()
-    assert "Two insertions" in page and "slashes" in page and "Claimed in nowhere" in page
+    assert "Two insertions" in page and "slashes" in page
     assert "After nowhere, which claims: &#39;nothing&#39;." in page, "no code marks: the question is no Markdown"
 
 
