@@ -55,21 +55,19 @@ MAX_NEW_TOKENS = 2048
 SMALL = 10**8  # parameters up to which a model is run by default with attention that can be shown
 IMPORTING = 3.0  # seconds that libraries take
 LOADED_PER_SECOND = 0.6e9  # bytes of weights that are read, checked and hashed
-REACHED = {"here": 0.8, "elsewhere": 0.4}
-"""Of the speed of a matrix product that is measured here, or of a GPU's own figure, what an analysis reaches."""
+REACHED = {"here": 0.8, "elsewhere": 0.4}  # of a matrix product's speed, measured here or as a GPU's own figure
 ROWS_OF_A_GPU = 200  # prompts that a GPU answers in the time of one: it reads all weights for each token
 SHARE_OF_GPU = 0.9
 ELSEWHERE = "GPU elsewhere"
-LIBRARIES = {"cpu": 0.6e9, "cuda": 0.8e9}
-"""Bytes that Python and the libraries take in memory, and a context on a GPU."""
+LIBRARIES = {"cpu": 0.6e9, "cuda": 0.8e9}  # bytes that Python and the libraries take, and a context on a GPU
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Store the time and memory that `plan_run` found.
+    """Store the time and memory that `plan_run` found: seconds (`parts`) and bytes (`memory`) of each part.
 
-    `chosen`: backend, dtype, device and attention. `tokens`: fewest and most of an inserted prompt. `parts`: seconds, and
-    `memory`: bytes of each part; `available`: bytes of the device. `timed`, or counted from the config alone.
+    `chosen`: backend, dtype, device and attention. `tokens`: fewest and most of an inserted prompt. `available`: bytes of the
+    device. `timed`, or counted from the config alone.
     """
 
     model: str
@@ -306,9 +304,9 @@ class _Work:
             return REACHED["here"] * 8.0 * rows * width * width / spent
 
         parts = {"libraries and loading": IMPORTING + shape.weights(chosen["dtype"]) / LOADED_PER_SECOND}
-        if n:
+        if self.what != "accuracy":
             parts[f"{self.what}, {n:.2g} operations"] = n / speed(512)
-        if self.what == "accuracy":
+        else:
             prompts = N_TREATMENTS * sum(len(pair.inserted) for pair in self.pairs)
             new, length = N_TREATMENTS * len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
             reading = shape.operations(length, positions=prompts, read=0) / speed(512)
@@ -417,11 +415,7 @@ def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words.
-
-    >>> duration(3.14159), duration(600.0), duration(9000.0)
-    ('3.14 s', '10 min', '2.5 h')
-    """
+    """Return seconds in words: 3.14 s, 10 min, 2.5 h."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -150,8 +150,7 @@ def _keep(options: line.Saving, name: str, computed: Computed) -> None:
     folder, shown, first = options.kept, dict(computed.shown), next(iter(computed.results.values()))
     facts: Arguments = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
     facts |= {"settings": first.settings, "n_problems": len(computed.pairs)} | computed.facts
-    if computed.notes:
-        facts["notes"] = list(computed.notes)
+    facts |= {"notes": list(computed.notes)} if computed.notes else {}
     if computed.pairs and computed.model is not None:
         shown.setdefault("prompt", ShownPrompt.of(computed.model, computed.pairs[0]))
         facts["prompts"] = [pair.record() for pair in computed.pairs]
@@ -194,9 +193,8 @@ def read(folder: Path) -> Kept:
     run = json.loads((folder / RUN).read_text(encoding="utf-8"))
     if "analysis" not in run or not (folder / RESULTS).is_dir():
         raise ValueError(f"{str(folder)!r} holds no results to show again: start the analysis again")
-    parts = [load(folder / part) if (folder / part).is_dir() else {} for part in (RESULTS, SHOWN)]
-    results, shown = ({name: kept for name, kept in part.items() if name != "provenance"} for part in parts)
-    return Kept(results, shown, run)
+    parts = (load(folder / part) if (folder / part).is_dir() else {} for part in (RESULTS, SHOWN))
+    return Kept(*({name: kept for name, kept in part.items() if name != "provenance"} for part in parts), run)
 
 
 def show_again(folder: Path) -> None:

@@ -16,8 +16,7 @@ from ..patching.sweep import PatchScores
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of
 
-SAME = ("outcome", "contrast", "direction", "edit")
-"""Settings in which runs must agree, or their numbers cannot be compared."""
+SAME = ("outcome", "contrast", "direction", "edit")  # settings in which runs must agree, or numbers cannot be compared
 COMPARED = (LocatedHeads, PatchScores, AccuracyResults)
 AGAIN = {True: ", confirmed", False: ", not confirmed", None: ""}
 
@@ -37,7 +36,6 @@ class RunsCompared(Result):
 
     @property
     def of_answers(self) -> bool:
-        """Whether these are runs of accuracy."""
         return isinstance(next(iter(self.results.values())), AccuracyResults)
 
     def table(self) -> pd.DataFrame:

@@ -252,9 +252,8 @@ class StudyResult(Result):
         return self.effects[self.insertions[0]][self.contrasts[0]].unit
 
     def effect_table(self) -> pd.DataFrame:
-        """Return one row per insertion and contrast: the median effect over problems with its interval, in `unit`; `k` of the
-        `n` problems where it is defined have its sign (beyond rounding), `n_undefined` others; `p` of the sign test,
-        `p_corrected` after Holm over all rows."""
+        """Return one row per insertion and contrast: the median effect over problems in `unit`; `k` of the `n` problems where
+        it is defined have its sign (beyond rounding); `p` of the sign test, `p_corrected` after Holm over all rows."""
         rows = []
         for insertion in self.insertions:
             for contrast, made in self.effects[insertion].items():
@@ -280,11 +279,9 @@ class StudyResult(Result):
         return values, mean
 
     def table(self) -> pd.DataFrame:
-        """Return one row per insertion: `inserts`; each contrast's median effect with its limits (`content_median`, ...), `_k`
-        of `_n` problems of its sign, `_n_undefined` others and `_p` (sign test, Holm over all); every metric, mean over heads
-        and problems, and `_n` problems where it is defined; `span_mass_null` of uniform attention, and the head that reads the
-        span most (`most_read_by`); `heads` named and those `shown_again` on fresh problems; the share of right answers
-        `accuracy` of `answers_n` problems and its `difference` from no insertion, with p (Holm)."""
+        """Return one row per insertion: the median effect of each contrast (`content_median`, `_k` of `_n` problems of its
+        sign, `_p` after Holm), each metric of attention (mean over heads and problems, `_n` where it is defined), the heads
+        that are named and those `shown_again` on fresh problems, right answers and their `difference` from no insertion."""
         effects = self.effect_table().drop(columns=["unit", "p"]).rename(columns={"p_corrected": "p"})
         effect_of = effects.set_index(["insertion", "contrast"]).to_dict("index")
         rows = []
@@ -336,11 +333,9 @@ class StudyResult(Result):
         have = "has" if 1 in (len(table), n) else "have"
         told = f"{len(table)} of {count_of(n, 'insertion')} {have} an established {contrast} effect on {self.outcome}"
         if len(table):
-            sizes = (
-                f"{row.insertion!r} {row.median:+.2f}{limits_of(row.median_ci_low, row.median_ci_high, '+.2f')}"
-                for row in table.itertuples()
-            )
-            told += f" (median, {self.unit}): {listed(sizes)}"
+            limits = map(partial(limits_of, form="+.2f"), table["median_ci_low"], table["median_ci_high"])
+            sizes = zip(table["insertion"], table["median"], limits, strict=True)
+            told += f" (median, {self.unit}): {listed(f'{name!r} {size:+.2f}{ends}' for name, size, ends in sizes)}"
         if self.located:
             tested = any(made.confirmation is not None for made in self.located.values())
             named = {name: list(made.confirmed if tested else made.found) for name, made in self.located.items()}
@@ -431,15 +426,12 @@ def run_study(
     settings = {**model.identity, "template": asked.template, "seeds": list(asked.seeds), "heads": asked.heads}
     settings |= {"n_fresh": asked.confirm, "resolution": model.resolution}
     settings["insertions"] = {name: made[0].insertion.label for name, made in pairs.items()}
+    same = {name: getattr(asked, name) for name in ("title", "source", "claims", "contrasts", "outcome")}
     return StudyResult(
-        title=asked.title,
-        source=asked.source,
-        claims=asked.claims,
+        **same,
         problem_ids=tuple(problem.id for problem in given[: asked.limit]),
         groups=groups_of(given[: asked.limit]),
         insertions=tuple(pairs),
-        contrasts=asked.contrasts,
-        outcome=asked.outcome,
         effects={name: {each: found[f"{slug(name)}/{each}.jsonl"] for each in asked.contrasts} for name in pairs},
         attention={name: found[f"{slug(name)}/attention.jsonl"] for name in pairs if asked.metrics},
         located={name: found[f"{slug(name)}/heads"] for name in pairs if asked.heads == "all"},

@@ -32,12 +32,10 @@ from ..scores import AttentionProfile, attention_profile
 from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval
 from .figures import MODELS, figure_named
 
-N_SHIFTS, N_DRAWS = 100, 3
-"""Rotations that are the null of the timing; draws of random words per problem, averaged."""
-REPEATS = 20
-"""Other repeated tokens that a rank among them takes: with 20, the first of 21 has p = .048."""
-SAME = 0.05
-"""Layers whose retention differs by less than this, with confidence, count as alike."""
+N_SHIFTS = 100  # rotations that are the null of the timing
+N_DRAWS = 3  # of random words per problem, averaged
+REPEATS = 20  # other repeated tokens that a rank among them takes: the first of 21 has p = .048
+SAME = 0.05  # layers whose retention differs by less than this, with confidence, count as alike
 
 
 @savable
@@ -245,9 +243,7 @@ def check_claims(
     for other in (*random_sentence, *repeats, *([] if meaningful is None else [meaningful])):
         if other.problem_ids != profile.problem_ids:
             raise ValueError("the profiles must be of the same problems in the same order: they are compared in pairs")
-    draws, others = ([_only(each, chosen) for each in given] for given in (random_sentence, repeats))
-    repeated = None if meaningful is None else _only(meaningful, chosen)
-    checking = _Checking(profile, _only(profile, chosen), draws, repeated, others, seed, confidence)
+    checking = _Checking(profile, chosen, random_sentence, meaningful, repeats, seed, confidence)
     checks = [checking.ranked(claim) if claim.key == "low_in_span" else checking.judged(claim) for claim in wanted]
     settings = {**profile.settings, "heads": " ".join(map(str, chosen)), "n_problems": len(profile.problem_ids)}
     return ClaimChecks(tuple(checks), settings)
@@ -262,10 +258,10 @@ def _only(profile: AttentionProfile, heads: Sequence[Head]) -> AttentionProfile:
 
 @dataclass(frozen=True, eq=False)
 class _Checking:
-    """Check claims on profiles of the chosen heads; `whole` has the others too."""
+    """What claims are checked on: numbers per problem, their null, and the verdict."""
 
-    whole: AttentionProfile
     profile: AttentionProfile
+    heads: Sequence[Head]
     draws: Sequence[AttentionProfile]
     meaningful: AttentionProfile | None
     repeats: Sequence[AttentionProfile]
@@ -274,7 +270,7 @@ class _Checking:
 
     def measured(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None]:
         """Return what was measured `[problem]` and its null `[problem]` or a number; None for what is missing."""
-        made = self.profile
+        made = _only(self.profile, self.heads)
         match key:
             case "attenuation":
                 return _retention(made), 1.0
@@ -283,33 +279,45 @@ class _Checking:
             case "attenuation_beyond_dilution":
                 return _retention(made), _retention(replace(made, received=made.uniform))
             case "low_in_span_beyond_random":
-                return _level(made), self.of_draws(_level)
+                return self.level(self.profile), self.of_draws(self.level)
             case "timing":
                 return self.timing()
             case "recovery":
-                return _level(made, "question") - _level(made), 0.0
+                return self.level(self.profile, "question") - self.level(self.profile), 0.0
             case "more_uniform":
-                return _variation(made), self.of_draws(_variation)
+                return self.variation(self.profile), self.of_draws(self.variation)
             case "first_layer_differs":
-                first = [head for head in made.heads if head.layer == 0]
+                first = [head for head in self.heads if head.layer == 0]
                 later = [Head(layer, head.head) for layer in (1, 2) for head in first]
-                if not first or any(head not in self.whole.heads for head in later):
+                if not first or any(head not in self.profile.heads for head in later):
                     return None, None
-                return _retention(_only(self.whole, first)), _retention(_only(self.whole, later))
+                return _retention(_only(self.profile, first)), _retention(_only(self.profile, later))
         return None if self.meaningful is None else self.alike(self.meaningful), self.of_draws(self.alike)
 
     def of_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
         """Return the mean of a measure over the draws of random words."""
         return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
 
+    def level(self, of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
+        """Return the received attention of a segment over uniform attention's."""
+        levels = of.level("inserted", segment, relative=True)[:, [of.of(head) for head in self.heads]]
+        return np.array([defined_mean(heads) for heads in levels])
+
+    def variation(self, of: AttentionProfile) -> np.ndarray:
+        """Return how much the tokens of the span differ in what they receive."""
+        inside = map(of.is_inserted, range(len(of.problem_ids)))
+        values = _only(of, self.heads).whole("inserted")
+        return _per_problem(lambda values, span: span_variation(values, span=span), values, inside)
+
     def alike(self, other: AttentionProfile) -> np.ndarray:
         """Return the rank correlation of two insertions' profiles on shared tokens."""
-        return _per_problem(timing_spearman, self.profile.aligned("inserted"), other.aligned("inserted"))
+        shared = (_only(of, self.heads).aligned("inserted") for of in (self.profile, other))
+        return _per_problem(timing_spearman, *shared)
 
     def timing(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the rank correlation with and without the insertion, and its mean over rotations of prefix and question."""
-        measured, null = [], []
-        pairs = zip(self.profile.aligned("base"), self.profile.aligned("inserted"), self.profile.spans, strict=True)
+        made, measured, null = _only(self.profile, self.heads), [], []
+        pairs = zip(made.aligned("base"), made.aligned("inserted"), made.spans, strict=True)
         for index, (base, other, (start, _)) in enumerate(pairs):
             x, y = torch.from_numpy(base), torch.from_numpy(other)
             defined = ~(x.isnan() | y.isnan()).any(0)
@@ -349,7 +357,7 @@ class _Checking:
 
     def ranked(self, claim: Claim) -> ClaimCheck:
         """Judge a claim about one repeated token by the rank of its mean over problems among other repeated tokens'."""
-        own, *others = (by_group(_level(each), self.profile.groups) for each in (self.profile, *self.repeats))
+        own, *others = (by_group(self.level(each), self.profile.groups) for each in (self.profile, *self.repeats))
         mean, low, high, n = self.mean(own)
         levels = np.array([defined_mean(other) for other in others])
         if len(levels) < REPEATS or not np.isfinite([mean, *levels]).all():
@@ -370,17 +378,6 @@ def _retention(of: AttentionProfile, condition: str = "inserted") -> np.ndarray:
         return aligned_recovery(base, other, tokens=torch.ones(base.shape[1], dtype=torch.bool))
 
     return _per_problem(kept, of.aligned("base"), of.aligned(condition))
-
-
-def _level(of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
-    """Return the received attention of a segment over uniform attention's."""
-    return np.array([defined_mean(heads) for heads in of.level("inserted", segment, relative=True)])
-
-
-def _variation(of: AttentionProfile) -> np.ndarray:
-    """Return how much the tokens of the span differ in what they receive."""
-    inside = map(of.is_inserted, range(len(of.problem_ids)))
-    return _per_problem(lambda values, span: span_variation(values, span=span), of.whole("inserted"), inside)
 
 
 def _per_problem(formula: Callable[..., torch.Tensor], *values: Iterable[np.ndarray]) -> np.ndarray:
