@@ -194,7 +194,8 @@ def read(folder: Path) -> Kept:
     if "analysis" not in run or not (folder / RESULTS).is_dir():
         raise ValueError(f"{str(folder)!r} holds no results to show again: start the analysis again")
     parts = (load(folder / part) if (folder / part).is_dir() else {} for part in (RESULTS, SHOWN))
-    return Kept(*({name: kept for name, kept in part.items() if name != "provenance"} for part in parts), run)
+    results, shown = ({name: kept for name, kept in part.items() if name != "provenance"} for part in parts)
+    return Kept(results, shown, run)
 
 
 def show_again(folder: Path) -> None:
