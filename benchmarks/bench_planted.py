@@ -66,11 +66,10 @@ def one_model(planted: Any, n_problems: int) -> dict[str, Any]:
     }
     wrong = {head: (got[head], want) for head, want in wanted.items() if got[head] != want}
     others = [head for head in found.found if head not in wanted]
-    again = (
-        {}
-        if found.confirmation is None
-        else dict(zip(found.confirmation.heads, found.confirmation.same_kind, strict=True))
-    )
+    again = {}
+    if (made := found.confirmation) is not None:
+        alike = zip(made.confirmed, made.kinds_again, made.kinds, strict=True)
+        again = {head: sure and now == then for head, (sure, now, then) in zip(made.heads, alike, strict=True)}
     for head, (is_, want) in wrong.items():
         print(f"  seed {seed}: {head} got {is_}, planted {want}")
     for head in others:

@@ -4,15 +4,22 @@ from collections.abc import Callable
 from functools import cache, cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mless_interp.circuits.paths import Edge, Mlp
+from mless_interp.circuits.site_patches import SitePatches
 from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.sites import attention_sites, site
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.prompts.pairs import PromptPair
+
+
+def by_site(found: SitePatches) -> np.ndarray:
+    """Cells as `[problem, site, layer, position]`."""
+    return found.values.reshape(len(found.values), len(found.sites), len(found.layers), -1)
 
 
 class ByHand:

@@ -55,12 +55,11 @@ class Cells(Parts, Grouped, Generic[Cell]):
         return columns
 
     def table(self) -> pd.DataFrame:
-        """One row per cell: `k` of `n` problems with more than the smallest effect in `sense`, `prevalence` with exact limits,
-        `p_corrected` (Holm over cells and senses), `median` and `share` of the total with limits; means describe."""
+        """One row per cell: `k` of `n` problems with more than the smallest effect in `sense`, `prevalence`, `p_corrected`
+        (Holm over cells and senses), `median` and `share` of the total; means describe."""
         return Table({**self._named(), **self.claim_columns()})
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem and cell."""
         rows = tidy({"problem": self.problem_ids, "label": list(map(str, self.cells))}, effect=self.per_cell)
         named = pd.DataFrame({name: each * len(self.problem_ids) for name, each in self._named().items()})
         return Table(pd.concat([rows[["problem"]], named, rows[["effect"]]], axis=1))
@@ -84,11 +83,8 @@ class Cells(Parts, Grouped, Generic[Cell]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellEffects(Cells[Cell]):
-    """What each cell carries: `values` `[problem, cell]`, parts of the insertion's effect `total` `[problem]`.
-
-    Positive is with the effect; NaN where a problem has no such cell. What is claimed of a cell is in how many problems it
-    carries more than the smallest effect of interest (prevalence test, Holm over all cells and both senses); means describe.
-    """
+    """What each cell carries: `values` `[problem, cell]`, parts of the insertion's effect `total` `[problem]`; NaN where a
+    problem has no such cell."""
 
     problem_ids: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -119,7 +115,7 @@ def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
 
 
 def heads_of(model: Model, heads: Asked | None, what: str) -> tuple[Head, ...]:
-    """The heads asked for (None: all), or those that locating named; `ValueError` where it named none."""
+    """The heads asked for (None: all), or those that locating named."""
     if isinstance(heads, LocatedHeads):
         if not heads.found:
             raise ValueError(f"locating named no head, so there is none to {what}: give heads=[...]")
@@ -139,7 +135,7 @@ def named_on(heads: object, problem_ids: Sequence[str]) -> dict[str, int]:
 
 
 def named_words(settings: Mapping[str, object]) -> list[str]:
-    """Beside which control the insertion stood, and that the heads were named on the same problems, where that is so."""
+    """Say beside which control the insertion stood, and that the heads were named on the same problems."""
     words = {
         "beside": "Effects are those beside another insertion of as many tokens: {}.",
         "named_on_these": "The heads were named on {} of these problems: whether they act was asked there, how is asked here.",
@@ -196,10 +192,8 @@ class Flow(Engine):
         return torch.where(_touched(change), self._mlp(layer, base + change) - old, 0)
 
     def head_answers(self, head: Head, change: Tensor, inputs: str, *, sender: object) -> Tensor:
-        """What a head writes more where `change` is added to the stream that its own q, k or v is made of; all else frozen.
-
-        `inputs`: of "qkv". `sender` names the change, of which the projections are kept.
-        """
+        """What a head writes more where `change` is added to the stream that its own q, k or v (`inputs`) is made of; `sender`
+        names the change, of which the projections are kept."""
         layer, at = head.layer, head.head
         q, k, v = self.kept("projected", (layer, sender), lambda: self._projected(layer, change))
         run, rule = self.receiving, self.layers.rule(layer).of(at)
@@ -239,7 +233,6 @@ def mlp_reads(layers: Layers, layer: int) -> int:
 
 
 def _touched(change: Tensor) -> Tensor:
-    """Rows in which anything changes, `[problem, changed, 1]`."""
     return change.ne(0).any(-1, keepdim=True)
 
 
@@ -285,11 +278,8 @@ def measure_cells(
     smallest_effect: float,
     heads: object = None,
 ) -> Made:
-    """Measure what each cell carries: a row of the receiving run for every change of its stream.
-
-    `changes` yields the place of a cell, the stage at which its change enters the stream (none falling) and the change; a cell
-    without any is NaN. `heads` as they were asked for, to tell where they were named.
-    """
+    """Measure what each cell carries: a row of the receiving run for every change of its stream. `changes` yields the place of
+    a cell, the stage at which its change enters the stream (none falling) and the change; a cell without any is NaN."""
     check_smallest_effect(smallest_effect)
     prepared, sweep = problems
     prepared = prepared.under(sweep.contrast)

@@ -73,7 +73,7 @@ class Circuit(Result):
     """)
 
     def parts(self) -> dict[str, Any]:
-        """Return the results of the parts that were measured, by name, in the order of the story."""
+        """Return the results of the parts that were measured, by name."""
         found = {name: getattr(self, name) for name in ("direct", "edges", "sufficient", *list(PARTS)[2:])}
         return {name: part for name, part in found.items() if part is not None}
 
@@ -81,8 +81,7 @@ class Circuit(Result):
         return {name: part for name, part in self.parts().items() if isinstance(part, CellEffects)}
 
     def table(self) -> pd.DataFrame:
-        """One row per cell (of heads' ways, edges, sites, positions) that most problems show: `part`, `label`, its share of the
-        effect with limits, in `k` of `n` problems beyond the smallest effect, median and corrected p."""
+        """One row per cell (of heads' ways, edges, sites, positions) that most problems show."""
         parts = self._of_cells().items()
         found = [part.table().query("p_corrected < @part.level")[CELLS].assign(part=name) for name, part in parts]
         return pd.concat(found or [pd.DataFrame(columns=["part", *CELLS])])[["part", *CELLS]]
@@ -117,14 +116,11 @@ class Circuit(Result):
                 found.append(f"Not confirmed on fresh problems: {listed(lost)}.")
             if special := [head for head in self.heads if head in where.specialists]:
                 by = where.settings.get("by")
-                found.append(
-                    f"{listed(special)} act in some strata of {by} only: pass the pairs of one of these alone."
-                )
+                found.append(f"{listed(special)} act in some strata of {by} only: pass the pairs of one stratum.")
         return [*found, *super().caveats()]
 
     @property
     def interval_words(self) -> str:
-        """The confidence of its parts' intervals."""
         whole, edges = super().interval_words, self.edges
         return whole if edges is None or edges.interval_words == whole else f"{whole}, edges {edges.interval_words}"
 
@@ -164,17 +160,16 @@ def trace_circuit(
 
     Parameters
     ----------
-    pairs, fresh : the problems that named the heads, and others on which everything is measured (default: the same ones, which
-        then describe how the heads act, not whether).
-    heads : what `locate_heads` gave: its named heads (with `confirm`, where any is confirmed), the `most_heads` of the largest
-        effects; or heads. Without any the circuit is empty.
+    pairs, fresh : the problems that named the heads, and others on which everything is measured (default: the same ones).
+    heads : heads, or what `locate_heads` gave: its named heads (with `confirm`, where any is confirmed), the `most_heads` of
+        the largest effects. Without any the circuit is empty.
     parts : of `PARTS`. Those that the weights, the contrast or too few problems do not allow are left out, with the reason.
     contrast : "content"; or "computed", "inside", "replaced" (then without writes and transfer).
     mlps : MLPs as nodes of the edges: "all", "none", or "auto": all where the problems are enough to correct for that many.
     n_rows : tokens from each end of the question at which sites and heads are patched.
-    checkpoint : a folder that keeps each finished problem of each part; a run started again goes on from there.
+    checkpoint : a folder, as in `patch_heads`.
 
-    Returns `Circuit`, whose parts are what the single analyses give. Raises `ValueError` where no part can be measured.
+    Raises `ValueError` where no part can be measured.
     """
     several_of(tuple(parts), PARTS, "part of a circuit")
     one_of(contrast, CONTRASTS, "contrast of a circuit")
@@ -196,7 +191,6 @@ def trace_circuit(
         why_not["edges"] = f"an edge needs two nodes, and {chosen[0]} is the only one{more}"
 
     def run(file: str) -> Arguments:
-        """Where a part keeps what it has finished, and whether it shows bars."""
         return {"checkpoint": None if checkpoint is None else Path(checkpoint) / file, "progress": progress}
 
     def common(file: str) -> Arguments:

@@ -67,24 +67,19 @@ def minimal_sets(
     $$ \Delta^{\text{suff}}_p(S) = Y_p^{\,\text{only } S \text{ sees}} - Y_p^{\,\text{none sees}}, \qquad
        \Delta^{\text{nec}}_p(S) = Y_p^{\,\text{all see}} - Y_p^{\,\text{all but } S \text{ see}} $$
 
-    A set is found where its median over problems is `share` of the median total effect or more. Of two heads of which each is
-    enough (OR) either is sufficient, both are necessary; of two that are needed (AND) both are sufficient, either is necessary.
-
-    A set grows by the head that adds most; where none adds 5 % of the effect, by what each does alone, then by gate gradient.
-    It is pruned while the rest reaches the share; a smaller set can be missed. Stand-ins reach the share in a member's place.
-    On fresh problems a set is tested to do more than `share` of the problem's own effect in most problems (Holm over both
-    sets), and ranked among `n_random_sets` sets of the same size and layers.
+    A set is found where its median over problems is `share` of the median total effect or more. It grows by the head that adds
+    most; where none adds 5 % of the effect, by what each does alone, then by gate gradient. It is pruned while the rest reaches
+    the share; a smaller set can be missed. On fresh problems it is tested to do more than `share` of the problem's own effect
+    in most (Holm over both sets), and ranked among `n_random_sets` sets of the same size and layers.
 
     Parameters
     ----------
-    heads : candidates: zero-based heads, or what `locate_heads` gave (its named heads). Default: the 32 best of all heads by
-        gate gradient. Mediators, having no sight of the span, are in no set.
+    heads : candidates, or what `locate_heads` gave (its named heads). Default: the 32 best of all heads by gate gradient.
     fresh : problems to confirm on, none of them among `pairs`. Default: every second one of `pairs` is kept for that.
     contrast : "content"; "computed", what is opened and closed is then the span's sight of the question; "replaced", a closed
         head writes what it does in the clean run.
     share : of the median effect, above 0 and at most 1.
-    max_heads : how far a set is grown.
-    checkpoint : a folder that keeps each finished problem; a run started again goes on there.
+    checkpoint : a folder, as in `patch_heads`.
 
     Raises `ValueError` for too few problems (6 to find, 6 to confirm), `ModelError` where no gradients can be had.
 
@@ -135,14 +130,14 @@ def halves(prepared: Prepared, fresh: Iterable[PromptPair] | Prepared | None) ->
 
 
 def _by_gradient(found: HeadAttribution, heads: Sequence[Head]) -> Members:
-    """The heads by the largest of what the gate gradients say: the integral, and both estimates at its ends (medians)."""
+    """Sort heads by the largest of what gate gradients say: the integral, and both estimates at its ends (medians)."""
     estimates = [each for each in (found.scores, found.knockout, found.edge_noise) if each is not None]
     size = np.max([np.abs(np.median(of_heads(each, heads), axis=0)) for each in estimates], axis=0)
     return tuple(heads[at] for at in np.argsort(-size, kind="stable"))
 
 
 class _Measured:
-    """What sets of heads do on some problems: each measured once. Short-lived."""
+    """What sets of heads do on some problems: each measured once."""
 
     def __init__(self, prepared: Prepared, contrast: Contrast, options: RunOptions) -> None:
         self.prepared, self.contrast, self.options = prepared, contrast, options
@@ -169,7 +164,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Search:
-    """How a set is looked for: what it must reach, and how little is no step of its own; both in the outcome's unit."""
+    """Look for sets that reach `target`; a step of `little` is none of its own (both in the outcome's unit)."""
 
     measured: _Measured
     whole: Effect
@@ -310,8 +305,8 @@ class MinimalSets(Result):
         return {each.side: bool(shown) for each, shown in zip(self.both, sure, strict=True)}
 
     def growth(self, each: HeadSet) -> pd.DataFrame:
-        """One row per set that was tried, the steps in order, then the swaps: `share` of the total effect where it was sought,
-        `fresh_share` on the other problems, both with limits; `changed` says which head came or went."""
+        """One row per set that was tried, the steps in order, then the swaps: its `share` where it was sought, `fresh_share` on
+        other problems; `changed` says which head came or went."""
         every = [*each.steps, *each.swaps]
         before = [*((), *each.steps)[: len(each.steps)], *(each.heads for _ in each.swaps)]
         columns = {
@@ -325,8 +320,7 @@ class MinimalSets(Result):
         return pd.DataFrame(columns | interval_columns("fresh_share", there.share(each.fresh)))
 
     def table(self) -> pd.DataFrame:
-        """One row per set: its heads, the share reached on either half with limits, k of n fresh problems with corrected p,
-        and the rank among random sets; NaN where there is no such set."""
+        """One row per set: the share reached on either half, k of n fresh problems, p; NaN where there is no such set."""
         rows, there = [], self.wholes[1]
         for each, p in zip(self.both, self.p, strict=True):
             test, grown = self.test(each), self.growth(each).drop(columns=["set", "changed", "n_heads", "heads"])
@@ -390,8 +384,7 @@ class MinimalSets(Result):
 
 
 def rank_among(whole: Effect, own: np.ndarray, random: np.ndarray) -> float:
-    """p of a set `[problem]` by the rank of its median among those of random sets `[problem, set]`, itself included; NaN
-    without any."""
+    """p of a set `[problem]` by the rank of its median among random sets' `[problem, set]` and its own; NaN without any."""
     if not (n := random.shape[1]):
         return float("nan")
     mine, others = (whole.cell_medians(whole.turned(each)).estimate for each in (own, random))
@@ -399,7 +392,6 @@ def rank_among(whole: Effect, own: np.ndarray, random: np.ndarray) -> float:
 
 
 def named(heads: Sequence[Head]) -> str:
-    """A set as a table has it."""
     return " ".join(map(str, heads))
 
 
@@ -433,14 +425,13 @@ def circuit_curve(
 
     Parameters
     ----------
-    contrast : "content"; "computed", the heads then let the span's rows see the question, from blind to inserted; "replaced",
-        they write what they do in the run under study, all others what they do in the clean one.
+    contrast : "content"; "computed", the heads then let the span's rows see the question; "replaced", they write what they do
+        in the run under study, all others what they do in the clean one.
     ranking : best head first; heads that it leaves out follow in order of layer and head.
     fractions : sizes as shares of all heads, each in (0, 1]; the empty and the whole set are always there.
     chosen_elsewhere : the ranking was made without these problems; only then is it tested against the random orders.
-    checkpoint : as in `patch_heads`.
 
-    Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks.
+    Source: MIB, Mueller et al. 2025 (2504.13151) | differs in: attention to the span is what a circuit has or lacks.
     """
     between, info = cutting(contrast), model.info
     prepared = prepare(model, pairs, outcome, signed_for="a circuit curve").under(between)
@@ -469,7 +460,6 @@ def circuit_curve(
 
 
 def circuit_sizes(n_heads: int, fractions: Sequence[float]) -> np.ndarray:
-    """Numbers of heads for shares of all heads, each once, with none and all."""
     wrong = [fraction for fraction in fractions if not 0 < fraction <= 1]
     if wrong or not len(fractions):
         raise ValueError(f"fractions must be shares of all heads in (0, 1], got {wrong or 'none'}")
@@ -519,7 +509,6 @@ class CircuitCurve(Result):
 
     @property
     def fractions(self) -> np.ndarray:
-        """Sizes as shares of all heads."""
         return self.sizes / len(self.ranking)
 
     @property
@@ -529,7 +518,6 @@ class CircuitCurve(Result):
 
     @cached_property
     def whole(self) -> Effect:
-        """The effect to restore."""
         return Effect(self.total, self.confidence, rounding=self.resolution, groups=self.groups)
 
     @property
@@ -550,8 +538,7 @@ class CircuitCurve(Result):
 
     @property
     def p_random(self) -> float:
-        """Share of random orders (and of the ranking itself) whose CMD is as low as the ranking's; NaN without any, and where
-        the ranking was made on these problems."""
+        """Share of orders, random or its own, with a CMD as low as the ranking's; NaN without any, or where made here."""
         random = self.cmd[2:]
         if not self.chosen_elsewhere or not len(random) or np.isnan(self.cmd[0]):
             return float("nan")
@@ -577,8 +564,7 @@ class CircuitCurve(Result):
         first, last = self.sizes[at - 1] + 1, self.sizes[at]
         size = last if first >= last else f"{first} to {last}"
         of = f"{size} of {count_of(len(self.ranking), 'head')}"
-        areas = f"area under the curve {self.cpr[0]:.2f}, worst first {self.cpr[1]:.2f}"
-        return f"{whole}; half of it returns with the first {of} ({areas})."
+        return f"{whole}; half of it returns with the first {of} (CPR {self.cpr[0]:.2f}, reversed {self.cpr[1]:.2f})."
 
     def details(self) -> list[str]:
         words, cpr, cmd, n = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd, len(self.orders) - 2

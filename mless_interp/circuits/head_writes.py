@@ -72,7 +72,6 @@ def what_it_writes(
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads). Default all.
     top : tokens kept on each side.
-    checkpoint : as in `patch_heads`.
 
     Raises `ModelError` as `direct_effects` does.
 
@@ -109,8 +108,7 @@ def what_it_writes(
 
 
 def _of_unit(flow: Flow, heads: Sequence[Head]) -> list[dict[str, np.ndarray]]:
-    """Of each problem of a unit: mean vectors `wrote` `[head, written, d_model]`, the `stream` that is read, `scores`
-    `[head, key]`."""
+    """Read of each problem mean vectors `wrote` `[head, written, d_model]`, the `stream`, `scores` `[head, key]`."""
     runs, run, sweep = flow.runs, flow.receiving, flow.sweep
     predicts = runs.read(sweep.conditions[1])[0] - run.start
     rows = ~runs.first.span_mask[run.start :]
@@ -139,8 +137,7 @@ def _of_unit(flow: Flow, heads: Sequence[Head]) -> list[dict[str, np.ndarray]]:
 
 
 def _relative(scores: Tensor, visible: Tensor, rows: Tensor, base: Tensor) -> Tensor:
-    """Scores less their mean over the `base` keys `[b, src]` that each row sees, mean over these rows, `[b, H, src]`; NaN for
-    keys that none of them sees."""
+    """Scores less their mean over the `base` keys `[b, src]` that each row sees, mean over rows, `[b, H, src]`; NaN: unseen."""
     seen = visible[:, :, rows.to(visible.device)]
     scores = scores[:, :, rows.to(scores.device)].where(seen, 0)
     among = seen & base[:, None, None]
@@ -223,8 +220,7 @@ class HeadWrites(Result):
     """Tokens that heads promote and suppress, and whose keys they prefer: `values` `[problem, head, kind, token]`.
 
     `tokens[head][kind]` are the texts: the largest means, falling, then the smallest, in their order. Kinds: "Sigma", "change"
-    (logits), "query" (scores in nats; NaN where a problem lacks the token). It describes: whether a head matters is shown by
-    edits alone.
+    (logits), "query" (scores in nats; NaN where a problem lacks the token).
     """
 
     problem_ids: tuple[str, ...]
@@ -250,7 +246,6 @@ class HeadWrites(Result):
 
     @property
     def top(self) -> int:
-        """Tokens on each side, at most."""
         return self.values.shape[-1] // 2
 
     @property
@@ -265,7 +260,7 @@ class HeadWrites(Result):
         return up, down
 
     def _told(self, at: int, which: int, sign: int) -> list[int]:
-        """Places of tokens whose mean has this sign and is more than rounding, the largest first."""
+        """Find places of tokens whose mean has this sign and is more than rounding, the largest first."""
         mean, places = self.means[at, which], range(self.values.shape[-1])[::sign]
         rounding = LEAST_LOOK if KINDS[which] == LOOKS else self.resolution
         return [place for place in places if sign * mean[place] > rounding]

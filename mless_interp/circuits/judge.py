@@ -98,7 +98,7 @@ class InStratum:
 
 @dataclass(frozen=True, eq=False)
 class Claims:
-    """What is said of the named heads: kinds, senses `[head]`, the direction of the effect, the strata in which they pass."""
+    """What is said of the named heads: kinds, senses `[head]`, the effect's direction, the strata in which they pass."""
 
     direction: float
     heads: tuple[Head, ...]
@@ -117,12 +117,11 @@ class Claims:
 
     @property
     def reads(self) -> np.ndarray:
-        """Which of them read the span, `[head]`."""
         return np.array([KINDS[kind].reads for kind in self.kinds], dtype=bool)
 
     @property
     def together(self) -> np.ndarray:
-        """Those that read the span and act with the effect, `[head]`: the set to knock out."""
+        """Those that read and act with the effect, `[head]`: the set to knock out."""
         return self.reads & (self.senses > 0)
 
 
@@ -174,7 +173,6 @@ class Judged:
         return {side: test.of(0) for side, test in self._tests.items()}
 
     def within(self, stratum: str) -> dict[str, Prevalence]:
-        """side -> the tests of all heads within a stratum that is large enough."""
         return {side: test.of(1 + self.large.index(stratum)) for side, test in self._tests.items()}
 
     def _passed(self, tests: dict[str, Prevalence]) -> dict[str, np.ndarray]:
@@ -198,7 +196,6 @@ class Judged:
 
     @cached_property
     def passed(self) -> dict[str, np.ndarray]:
-        """side -> the sense in which each head passed over all problems, 0 for neither, `[head]`."""
         return self._passed(self.sides)
 
     def _sure(self, p: np.ndarray) -> np.ndarray:
@@ -264,12 +261,10 @@ class Judged:
 
     @cached_property
     def named(self) -> np.ndarray:
-        """Which heads have a verdict that names them, `[head]`."""
         return np.isin(self.kinds, NAMED)
 
     @property
     def found(self) -> Claims:
-        """What is said of the heads that are named, in the family's order."""
         at = np.flatnonzero(self.named)
         heads, kinds = tuple(self.heads[i] for i in at), tuple(self.kinds[i] for i in at)
         sense = np.where(self.sense[at] == 0, 1, self.sense[at])
@@ -285,8 +280,7 @@ def judge(
     strata: tuple[str, ...] = (),
     **rules: Any,
 ) -> Judged:
-    """Return the verdicts that follow from measures `[problem, head]` (`MEASURES`) by `rules` of an `Effect`; `claims` of other
-    problems are tested again, with the direction of the effect and the heads' senses as claimed."""
+    """Judge measures `[problem, head]` (`MEASURES`) by `rules` of an `Effect`, or test `claims` of other problems again."""
     effect = Effect(np.asarray(total, dtype=float), claimed=claims.direction if claims else 0.0, **rules)
     return Judged(tuple(heads), values, effect, claims, strata)
 
@@ -294,13 +288,11 @@ def judge(
 def specificity(
     effect: Effect, claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """In how many problems each named head does more (by more than the smallest effect) than random words, `exceeds_random` of
-    `exceeds_random_n`, and than as much attention elsewhere, `exceeds_mass` of `exceeds_mass_n`; `p_specific`: the larger p of
-    both, after Holm. NaN where no controls were run.
+    """Count in how many problems each named head does more (by more than the smallest effect) than random words, and than as
+    much attention elsewhere; `p_specific`: the larger p of both, after Holm. NaN where no controls were run.
 
-    `values` are the measures of the named heads. A head is compared by the z patch of its side, a reader that is needed also by
-    its knockout; where the matched-mass knockout is undefined on too many problems, random words alone decide. Source: methods
-    §8, rule 5.
+    A head is compared by the z patch of its side, a reader that is needed also by its knockout; where the matched-mass knockout
+    is undefined on too many problems, random words alone decide (methods §8, rule 5).
     """
     columns = ("exceeds_random", "exceeds_random_n", "exceeds_mass", "exceeds_mass_n", "p_specific")
     if "random_size_removed" not in controls:
@@ -323,10 +315,8 @@ def specificity(
 def beside_controls(
     effect: Effect, claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray], *, fresh: bool
 ) -> pd.DataFrame:
-    """One row per named head: the z patch of its side and the same under each control (`OTHERS`; `matched_mass`: as much
-    attention taken elsewhere, of readers; `shift`: the gap alone), medians over problems with intervals. The rest is of
-    `specificity`, `p_specific` NaN unless the problems are `fresh`.
-    """
+    """Make one row per named head: medians of the z patch of its side and of the same under each control, then `specificity`,
+    of which `p_specific` is NaN unless the problems are `fresh`."""
     columns: dict[str, Any] = {"label": list(map(str, claims.heads)), "kind": list(claims.kinds)}
     if not claims.heads:
         return pd.DataFrame(columns)

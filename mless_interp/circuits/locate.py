@@ -63,29 +63,25 @@ def locate_heads(
     in how many problems.
 
     A head is named if patching its output removes, or adds, more than `smallest_effect` of the median total effect in most
-    problems: the prevalence test (exact binomial; Holm over all tested heads, both ways and both senses, with the effect and
-    against it). Its kind (`judge.KINDS`) follows from the same test of four measures among the named heads. Heads shown to do
-    less are negligible, all others undecided. Without an established total effect no head is named.
+    problems: the prevalence test (exact binomial; Holm over all tested heads, both ways and both senses). Its kind
+    (`judge.KINDS`) follows from the same test of four measures. Heads shown to do less are negligible, all others undecided.
 
     Parameters
     ----------
-    confirm : fresh problems, none of them among `pairs`, with the same insertion: the named heads alone are tested there again,
-        with the controls, and the set of those that read against `n_random_sets` random sets. Without them nothing that was
-        chosen on these problems gets a p-value.
+    confirm : fresh problems with the same insertion: the named heads alone are tested there again, with the controls, and the
+        set of those that read against `n_random_sets` random sets.
     contrast : "content"; "computed" (blind -> inserted) and "inside": what the span has read of the question, of itself; a
-        reader there reads it from the span's own rows. "shift", "total", "replaced" name heads by their z patches alone, as
-        carriers; "shift" inserts nothing, so there are no controls.
-    by : "answer", or another key of the problems (`Problem.tags`, level, subject): every head is tested over all problems and
-        within each stratum that is large enough, in one family; a head that passes in some and not over all is a *specialist*
-        for these (methods §9). Fresh problems confirm it in the same strata.
+        reader there reads it from the span's own rows. "shift", "total", "replaced" name heads by their z patches alone.
+    by : "answer", or another key of the problems (`Problem.tags`, level, subject): heads are tested over all problems and
+        within each stratum that is large enough, in one family; one that passes in some alone is a *specialist* (methods §9).
     controls : the named heads under random words of the same length (mean of `n_control_draws`) and, for readers, under a
-        knockout of as much attention elsewhere: more than both, by more than the smallest effect, in most problems is
-        *specific*. A repeated word, and the gap alone, are reported.
+        knockout of as much attention elsewhere: more than both in most problems is *specific*. A repeated word, and the gap
+        alone, are reported.
     confidence : of intervals; 1 - confidence bounds the probability that any head is named falsely.
     smallest_effect : of interest, as a share of the upper limit of the median total effect.
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks them by gradients on one half of the problems and sweeps
         the best 64 on the other.
-    checkpoint : folder for partial results; a run started again with the same settings (or with more problems) goes on.
+    checkpoint : a folder, as in `patch_heads`.
 
     Warns before it sweeps where the problems are too few to name any head, or the fresh ones to confirm one.
 
@@ -166,7 +162,7 @@ def locate_heads(
 
 
 def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
-    """The problems to confirm on; `ValueError` where one of them was used, or the insertion or the prompt is another."""
+    """Check the problems to confirm on: none of them was used, insertion and prompt are the same."""
 
     def known(pair: PromptPair) -> set[object]:
         """By what a problem is recognised: variants have a group, token ids may have any clean prompt."""
@@ -214,9 +210,8 @@ def measure(
     """Sweep exactly, four times over runs that are made once (methods §3, I7 and I14): fields of a result, and the z sweep.
 
     `values` `[problem, head]` are parts of `total` `[problem]`. `knockout`: what cutting a head's sight of the span removes;
-    `edge_noise`: what its sight alone adds to a run that cannot see the span; `mediated_removed`, `mediated_added`: z patch
-    minus direct read, denoising and noising. Under "computed" it is the span's rows whose sight of the question is cut. Where
-    nothing can be cut: the z patches alone. `resolution`: the precision's own, or what it did to rows that were not edited.
+    `edge_noise`: what its sight alone adds; `mediated_removed`, `mediated_added`: z patch minus direct read. Where nothing can
+    be cut: the z patches alone. `resolution`: the precision's own, or what it did to rows that were not edited.
     """
     runs = sweep_heads(prepared, sweeps_of(contrast), heads, options=options)
     sides = {"removed": "denoising", "added": "noising"}
@@ -244,7 +239,6 @@ def screening(contrast: Contrast) -> tuple[str, ...]:
 
 
 def check_screening(prepared: Prepared, contrast: Contrast) -> None:
-    """`ValueError`, `ModelError` where heads cannot be screened by gradients."""
     if not screening(contrast):
         joins = f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
         raise ValueError(f"heads cannot be screened: {joins}; choose mode='exact'")
@@ -259,14 +253,9 @@ def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, o
     chosen: set[Head] = set()
     methods = screening(contrast)
     for method in methods:
-        of: Arguments = {
-            "contrast": contrast.name,
-            "outcome": prepared.outcome,
-            "progress": options.progress,
-            "verify": 0,
-        }
+        of: Arguments = {"contrast": contrast.name, "outcome": prepared.outcome, "progress": options.progress}
         kept = options.part(f"screen-{method}").checkpoint
-        estimates = attribute_heads(prepared.model, prepared, method=method, checkpoint=kept, **of)
+        estimates = attribute_heads(prepared.model, prepared, method=method, verify=0, checkpoint=kept, **of)
         chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
     return tuple(sorted(chosen))
 
@@ -298,7 +287,7 @@ def under(prepared: Prepared, insertion: Insertion) -> Prepared:
 
 @dataclass(frozen=True)
 class Controls:
-    """Which controls are run; every sweep keeps a file of its own in the options' folder."""
+    """Which controls are run."""
 
     draws: int
     n_random_sets: int
@@ -310,12 +299,8 @@ class Controls:
     def held(
         self, prepared: Prepared, claims: Claims, values: Values, *, fresh: bool = False
     ) -> tuple[Arguments, Settings]:
-        """Fields of a result: the named heads under other circumstances (`controls`); those that read, as a set (`joint`) and
-        taken apart (`reads`). For its settings: which controls were `left_out`, and digests of the others' prompts.
-
-        `values`: measures of the named heads; `fresh`: they were chosen on other problems, so that the set and its reads may be
-        tested.
-        """
+        """Measure fields of a result, and what its settings say of controls. `values`: measures of the named heads; `fresh`:
+        they were chosen on other problems, so that the set and its reads may be tested."""
         named, contrast, first, options = claims.heads, self.contrast, prepared.bare[0], self.options
         controls = self._gap_alone(prepared, named) if first.spans else {}
         told: dict[str, dict[str, str]] = {"left_out": {}, "control_prompts": {}}
@@ -343,8 +328,7 @@ class Controls:
         return held, dict(told)
 
     def _gap_alone(self, prepared: Prepared, named: Sequence[Head]) -> Values:
-        """What the shift of positions does with nothing inserted (C0 -> C2): `shift_total` `[problem]`, and the part of it that
-        each named head carries, `shift_z_removed`, `shift_z_added` `[problem, named]` (z patches, denoising and noising)."""
+        """What the shift of positions does with nothing inserted (C0 -> C2), in all and by each named head."""
         sweeps = {z: Sweep.named("shift", way) for z, way in zip(SIDES.values(), ("denoising", "noising"), strict=True)}
         runs = sweep_heads(prepared, sweeps, named, options=self.options.part("shift", named))
         return {f"shift_{z}": run.per_head for z, run in runs.items()} | {"shift_total": runs["z_added"].total_effect}
@@ -352,11 +336,8 @@ class Controls:
     def _other_insertions(
         self, prepared: Prepared, named: Sequence[Head], left_out: dict[str, str], control_prompts: dict[str, str]
     ) -> Values:
-        """The measures of the named heads with something else in the same place and of the same length.
-
-        `random_{measure}` `[problem, named]`: mean over draws within each problem; `random_size_removed`, `_added`: the mean
-        over draws of |z patch|, so that opposite signs do not hide each other. `mful_{measure}`: a repeated word.
-        """
+        """The measures of the named heads with something else in the same place and of the same length; `random_size_removed`,
+        `_added`: the mean over draws of |z patch|, so that opposite signs do not hide each other."""
         own, n_tokens, seed = prepared.bare[0].insertion, prepared.bare[0].n_inserted, self.options.seed
 
         def beside(name: str, insertion: Insertion) -> Values:

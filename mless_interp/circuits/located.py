@@ -30,7 +30,6 @@ SATURATES = "Outcomes that saturate make heads look redundant, or needed only to
 
 
 def strata_of(found: Sequence[InStratum], head: Head) -> tuple[str, ...]:
-    """In which strata a head passes."""
     return tuple(each.stratum for each in found if each.head == head)
 
 
@@ -108,21 +107,19 @@ class Verdicts(Grouped):
         return Table(results.rows_per_head(self.problem_ids, self.heads, self.values))
 
     def control_table(self) -> pd.DataFrame:
-        """One row per named head: its effect beside the same under each control (`judge.beside_controls`); `p_specific` is
-        NaN where the heads were chosen on these problems."""
+        """One row per named head: its effect beside the same under each control (`judge.beside_controls`)."""
         judged, fresh = self.judged, self.claims is not None
         named = {measure: each if fresh else each[:, judged.named] for measure, each in self.values.items()}
         claims = self.claims or judged.found
         return Table(rules.beside_controls(judged.effect, claims, named, self.controls, fresh=fresh))
 
     def _side_columns(self, side: str) -> dict[str, np.ndarray]:
-        """Median and share of one side's z patch, with limits."""
         values, effect = measured(self.values, SIDES[side]), self.judged.effect
         medians = results.interval_columns(f"{side}_median", effect.cell_medians(values))
         return medians | results.interval_columns(f"{side}_share", effect.share(values))
 
     def _of_specialists(self, kinds: Sequence[str], **found: Sequence[InStratum]) -> dict[str, list[str]]:
-        """Columns with the strata of each specialist in words, "" of other heads; none where there are no specialists."""
+        """The strata of each specialist in words, "" of other heads; no columns where there are no specialists."""
         special = [head for head, kind in zip(self.heads, kinds, strict=True) if kind == "specialist"]
         return {
             name: [", ".join(strata_of(within, head) if head in special else ()) for head in self.heads]
@@ -159,7 +156,6 @@ class Confirmation(Verdicts, Result):
 
     @property
     def claims(self) -> Claims:
-        """What was claimed."""
         return Claims(self.direction, self.heads, self.kinds, self.senses, self.within)
 
     @property
@@ -207,18 +203,12 @@ class Confirmation(Verdicts, Result):
         )
 
     @property
-    def same_kind(self) -> np.ndarray:
-        """Whether a head is confirmed, and as the same kind, `[head]`."""
-        return self.confirmed & (np.array(self.kinds_again) == np.array(self.kinds))
-
-    @property
     def specific(self) -> tuple[Head, ...]:
         """Heads that do more than under random words of the same length, by more than the smallest effect."""
         return tuple(compress(self.heads, self.control_table()["p_specific"] < self.judged.effect.level))
 
     def table(self) -> pd.DataFrame:
-        """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits; and
-        whether it does more than under random words (`control_table`)."""
+        """One row per head: claim, verdict here, counts of problems, corrected p of each side, median, share, controls."""
         columns: dict[str, object] = results.head_columns(self.heads) | {
             "claimed": list(self.kinds),
             "confirmed": self.confirmed,
@@ -274,9 +264,8 @@ class Confirmation(Verdicts, Result):
 class LocatedHeads(Verdicts, Result):
     """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
 
-    All verdicts (`judged`) follow from `values[measure]` `[problem, head]` (the two z patches, where nothing can be cut off),
-    `total` `[problem]` and `heads`, the family that was tested. `patches`: their exact z sweep (denoising). `confirmation`:
-    the named heads on fresh problems, where there were some; controls, `joint` and `reads` were then measured there.
+    `heads` are the family that was tested, `patches` its exact z sweep (denoising). `confirmation`: the named heads on fresh
+    problems, where there were some; controls, `joint` and `reads` were then measured there.
     """
 
     patches: PatchScores = field(kw_only=True)
@@ -326,9 +315,8 @@ class LocatedHeads(Verdicts, Result):
         return {} if made is None else {head: strata_of(made.confirmed_within, head) for head in self.specialists}
 
     def by_stratum(self) -> pd.DataFrame:
-        """Return one row per head and stratum that was tested, the largest first: `n` problems; for both sides `_k`, `_median`,
-        `_share` of the stratum's total with limits, and corrected `_p`; `passes`, and whether fresh problems confirm it
-        (`confirmed`)."""
+        """Return one row per head and tested stratum, the largest first: of both sides `_k` of `n`, corrected `_p`, `_median`,
+        `_share` of the stratum's total; `passes`, and whether fresh problems confirm it (`confirmed`)."""
         judged, made, tables = self.judged, self.confirmation, [pd.DataFrame()]
         passed = {(each.head, each.stratum) for each in judged.in_strata}
         sure = {(each.head, each.stratum) for each in ((made and made.confirmed_within) or ())}
@@ -349,13 +337,9 @@ class LocatedHeads(Verdicts, Result):
         return pd.concat(tables[len(tables) > 1 :], ignore_index=True)
 
     def table(self) -> pd.DataFrame:
-        """Return one row per tested head, the named ones first, then by size.
-
-        Of the z sweep the fractions of `PatchScores.table()`; the verdict; for the sides `removed` (z patch, denoising) and
-        `added` (noising): `_k` of `n` problems with more than the smallest effect in the head's sense, the `_p` of the better
-        sense (Holm over heads, sides and senses), `_median` and `_share` of the total with limits. `p_either`: the smaller p.
-        For the four measures `_median`. Last the controls that were run on these problems.
-        """
+        """Return one row per tested head, the named ones first, then by size: the verdict, its sides (`removed`: z patch,
+        denoising; `added`: noising) with `_k` of `n` problems, `_p` of the better sense, `_median`, `_share`; `p_either`, the
+        smaller p; medians of the four measures; controls that were run on these problems."""
         judged = self.judged
         again = {} if self.confirmation is None else {"confirmed_strata": self.confirmation.confirmed_within}
         patched = self.patches.table()[[*results.head_columns(()), "effect_fraction", "recovered", "n", "rank"]]
@@ -380,7 +364,7 @@ class LocatedHeads(Verdicts, Result):
 
     @property
     def read(self) -> ReadEffects | None:
-        """What the reads of the named heads are: on fresh problems where there were some."""
+        """`reads`, on fresh problems where there were some."""
         return (self.confirmation or self).reads
 
     def confirmed_or_unknown(self, head: Head | str) -> bool | None:
@@ -394,12 +378,10 @@ class LocatedHeads(Verdicts, Result):
         return replace(made, unit=WHOLE) if column.removesuffix("_share") in SIDES else made
 
     def control_table(self) -> pd.DataFrame:
-        """Return one row per named head: its effect beside the same under each control (`Verdicts.control_table`)."""
         return super().control_table() if self.confirmation is None else self.confirmation.control_table()
 
     @property
     def contrast(self) -> Contrast:
-        """Which two runs the effect lies between."""
         return CONTRASTS[self.settings.get("contrast", "content")]
 
     def headline(self) -> str:
@@ -456,10 +438,9 @@ class LocatedHeads(Verdicts, Result):
     def _named_words(self) -> list[str]:
         judged, s = self.judged, self.settings
         effect, n = judged.effect, len(judged.large)
-        over = f"{PER_HEAD * len(self.heads) * (1 + n)} tests (heads, both sides, both senses"
-        over += ", all problems and strata)" if self.strata else ")"
+        tests = f"{PER_HEAD * len(self.heads) * (1 + n)} tests (heads, sides, senses{', strata' * bool(self.strata)})"
         least = f"Smallest effect of interest: {effect.delta_words(self.unit)}"
-        found = [f"{least}; p < {effect.level:.3g} after Holm over {over}."]
+        found = [f"{least}; p < {effect.level:.3g} after Holm over {tests}."]
         if self.strata:
             tested = f"{n} of {count_of(len(set(self.strata)), 'stratum', 'strata')} of {s.get('by')}"
             found.append(f"{tested} have enough problems to be tested.")
@@ -498,5 +479,4 @@ def _on_a_page(found: Result, caption: str) -> ShownTable:
 
 
 def _known(table: pd.DataFrame, names: str) -> pd.DataFrame:
-    """These columns of a table, where anything is known."""
     return table.reindex(columns=names.split()).dropna(axis=1, how="all")

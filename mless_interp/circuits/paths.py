@@ -26,18 +26,7 @@ from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result, largest_first
 from ..runtime.text_safety import visible
-from .cells import (
-    Asked,
-    CellEffects,
-    Flow,
-    compared,
-    has_mlps,
-    heads_of,
-    measure_cells,
-    mlp_reads,
-    need_weights,
-    of_cells,
-)
+from . import cells
 from .located import LocatedHeads
 
 INPUTS = ("q", "k", "v")
@@ -55,7 +44,7 @@ WAYS = ("direct", "indirect")
 @savable
 @dataclass(frozen=True)
 class Mlp:
-    """The MLP of a layer (zero-based) as a node of a circuit; prints `MLP0`."""
+    """The MLP of a layer (zero-based) as a node of a circuit."""
 
     layer: int
 
@@ -144,7 +133,7 @@ def _written(layers: Layers, node: Node) -> int:
 def _reads(layers: Layers, node: Node) -> int:
     """The stage of the stream that it reads."""
     if isinstance(node, Mlp):
-        return mlp_reads(layers, node.layer)
+        return cells.mlp_reads(layers, node.layer)
     return 2 * (node.layer if isinstance(node, Head) else layers.n_layers)
 
 
@@ -152,7 +141,7 @@ def _reads(layers: Layers, node: Node) -> int:
 def trace_paths(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: Asked | None = None,
+    heads: cells.Asked | None = None,
     *,
     mlps: str | Iterable[int] = (),
     inputs: Iterable[str] = PARTS_OF_A_HEAD,
@@ -179,14 +168,14 @@ def trace_paths(
 
     Parameters
     ----------
-    heads, mlps : senders and receivers: zero-based heads, or what `locate_heads` gave (its named heads); layers of MLPs, or
-        "all" (of an attention-only model none). The logits receive, too.
+    heads, mlps : senders and receivers: heads, or what `locate_heads` gave (its named heads); layers of MLPs, or "all". The
+        logits receive, too.
     inputs : through what edges enter heads: of "q", "k", "v", two of them, and "qkv" (together).
     edges : exactly these in place of all edges among `heads` and `mlps`, such as "L0H13 -> L1H4 v" or `Edge(...)`.
-    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`; control : as in `direct_effects`. Denoising
-        finds edges that are needed, noising those that suffice.
+    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads` (denoising finds edges that are needed,
+        noising those that suffice); control : as in `direct_effects`.
 
-    Raises `ValueError` for an edge whose sender does not come before its receiver, `ModelError` as `direct_effects` does.
+    Raises `ModelError` as `direct_effects` does.
 
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
@@ -198,17 +187,15 @@ def trace_paths(
     else:
         chosen = tuple(dict.fromkeys(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges))
     _check(model, layers, chosen)
-    problems, options = (
-        compared(model, pairs, contrast, direction, outcome, control),
-        RunOptions(checkpoint, progress, seed),
-    )
+    problems = cells.compared(model, pairs, contrast, direction, outcome, control)
+    options = RunOptions(checkpoint, progress, seed)
 
     def place_of(at: int) -> tuple[int, int, str]:
         """Where receivers write; within a layer sender by sender, so that projections are shared."""
         receiver = chosen[at].receiver
         return _written(layers, receiver), (Head, Mlp, str).index(type(receiver)), str(chosen[at])
 
-    def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
+    def changes(flow: cells.Flow) -> Iterator[tuple[int, int, Tensor]]:
         @cache
         def sent(node: Node) -> Tensor:
             return flow.part_writes(node.layer, "mlp") if isinstance(node, Mlp) else flow.head_writes(as_head(node))
@@ -223,20 +210,20 @@ def trace_paths(
             yield at, _written(flow.layers, receiver), change
 
     how: Arguments = {"label": "tracing paths", "smallest_effect": smallest_effect, "heads": heads}
-    return measure_cells(PathEffects, chosen, changes, problems, options, **how)
+    return cells.measure_cells(PathEffects, chosen, changes, problems, options, **how)
 
 
 def _among(
-    model: Model, layers: Layers, heads: Asked | None, mlps: str | Iterable[int], inputs: tuple[str, ...]
+    model: Model, layers: Layers, heads: cells.Asked | None, mlps: str | Iterable[int], inputs: tuple[str, ...]
 ) -> tuple[Edge, ...]:
     """All edges among these parts and into the logits."""
     if heads is None:
         raise ValueError("trace_paths needs heads (a list, or what locate_heads gave) or edges")
     several_of(inputs, (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS), "input")
     if isinstance(mlps, str):
-        every = range(model.info.n_layers) if has_mlps(model) else ()
+        every = range(model.info.n_layers) if cells.has_mlps(model) else ()
         mlps = one_of(mlps, {"all": every}, "mlps (or layers, zero-based)")
-    parts: list[Node] = [*sorted(heads_of(model, heads, "trace paths between"))]
+    parts: list[Node] = [*sorted(cells.heads_of(model, heads, "trace paths between"))]
     parts += [Mlp(model.info.check_layer(layer)) for layer in mlps]
     return tuple(
         Edge(sender, receiver, part)
@@ -248,13 +235,13 @@ def _among(
 
 
 def _check(model: Model, layers: Layers, edges: Sequence[Edge]) -> None:
-    """`ValueError` unless every edge is one of this model; `ModelError` where its weights cannot be read."""
+    """Check that every edge is one of this model, whose weights can be read."""
     nodes = {node for edge in edges for node in (edge.sender, edge.receiver)}
     heads = [node for node in nodes if isinstance(node, Head)]
     model.info.chosen(heads or None, what="trace paths between")
     for node in nodes:
         if isinstance(node, Mlp):
-            if not has_mlps(model):
+            if not cells.has_mlps(model):
                 raise ValueError(f"this model has no MLPs, so there is no {node}: leave it out")
             model.info.check_layer(node.layer)
     for edge in edges:
@@ -262,11 +249,11 @@ def _check(model: Model, layers: Layers, edges: Sequence[Edge]) -> None:
             own = isinstance(edge.sender, Head) and edge.receiver == Mlp(edge.sender.layer)
             why = "the two are parallel" if own else f"the model has layers 0 to {model.info.n_layers - 1}"
             raise ValueError(f"{edge}: a sender stands before its receiver, which reads what it writes ({why})")
-    need_weights(model, [head.layer for head in heads], "trace_paths")
+    cells.need_weights(model, [head.layer for head in heads], "trace_paths")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PathEffects(CellEffects[Edge], Result):
+class PathEffects(cells.CellEffects[Edge], Result):
     """What goes along each edge: `values` `[problem, cell]`, of which the cells are `edges` (`CellEffects`)."""
 
     picture = "path_graph"
@@ -279,16 +266,15 @@ class PathEffects(CellEffects[Edge], Result):
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """The edges, in the order in which they were asked for."""
         return self.cells
 
     def together(self) -> pd.DataFrame:
         """Compare inputs of a receiving head at once with each of them alone, per problem (methods §8.1).
 
-        One row per edge into two or all of q, k, v (`inputs`) that was traced with each input alone: its `share` of the effect,
-        the `interaction` (its value minus the sum of the single ones, median), tested like edges (`k` of `n`, `p`). `how`:
-        "together" where the edge passes, none of its inputs alone does, and the interaction has its sense; "either" where two
-        inputs or more pass alone, in one sense, and the interaction takes back (`inputs` are then those); else "".
+        One row per edge into two or all of q, k, v (`inputs`) that was traced with each input alone, too; `interaction`: its
+        value minus the sum of the single ones, tested like edges. `how`: "together" where the edge passes, none of its inputs
+        alone does, and the interaction has its sense; "either" where two inputs or more pass alone, in one sense, and the
+        interaction takes back (`inputs` are then those); else "".
         """
         at = {(edge.sender, edge.receiver, edge.part): place for place, edge in enumerate(self.edges)}
         singles = {
@@ -337,9 +323,8 @@ def save_importances(
 ) -> None:
     """Write scores of heads and edges as MIB's circuit track reads them: mean effects in the outcome's unit.
 
-    In the circuit (`in_graph`) are heads that are named (and confirmed, where fresh problems were given), or of a sweep those
-    that most problems show; and edges that most problems show, with their ends. Edges into several inputs at once are not
-    written: warns of those that most problems show in no other way.
+    In the circuit (`in_graph`) are heads that are named (and confirmed), or of a sweep those that most problems show; and edges
+    that most problems show, with their ends. Edges into several inputs at once are not written: warns of those that matter.
 
     Source: MIB, Mueller et al. 2025 (2504.13151): "cfg", "nodes" and "edges" with `score` and `in_graph`, as EAP-IG's graphs
     (2403.17806) are saved.
@@ -372,11 +357,8 @@ def save_importances(
 
 @checked
 def load_importances(path: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read an `importances.json` of MIB's circuit track: a table of nodes (label, score, in_graph) and one of edges (sender,
-    receiver, part, score, in_graph), in the words of this toolkit ("L0H13", "MLP0", "logits"; "input" for the embeddings).
-
-    Raises `ValueError` for any other file.
-    """
+    """Read an `importances.json` of MIB's circuit track (`ValueError` for any other file): a table of nodes and one of edges,
+    in the words of this toolkit ("L0H13", "MLP0", "logits"; "input" for the embeddings)."""
     nodes, edges, scored = [], [], ["score", "in_graph"]
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -394,14 +376,12 @@ def load_importances(path: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _name(node: Node) -> str:
-    """A node's name in such a file."""
     if isinstance(node, Head):
         return f"a{node.layer}.h{node.head}"
     return f"m{node.layer}" if isinstance(node, Mlp) else node
 
 
 def _label(name: str) -> str:
-    """A node's name here."""
     if (found := re.fullmatch(r"a(\d+)\.h(\d+)|m(\d+)|input|logits", name)) is None:
         raise ValueError(f"{name!r} is no node")
     layer, head, mlp = found.groups()
@@ -412,7 +392,7 @@ def _label(name: str) -> str:
 def direct_effects(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: Asked | None = None,
+    heads: cells.Asked | None = None,
     *,
     contrast: str = "content",
     direction: str = "denoising",
@@ -432,8 +412,8 @@ def direct_effects(
     $$ Y_\text{direct} = Y\big(x_L + \Delta z\, W_O\big) - Y(x_L), \qquad
        Y_\text{indirect} = Y_\text{patched} - Y_\text{receiving} - Y_\text{direct} $$
 
-    both parts of the insertion's effect. The indirect part holds all that later heads and MLPs make of it. A head of the last
-    layer still acts through that layer's MLP, unless the two are parallel.
+    both parts of the insertion's effect. The indirect part holds all that later heads and MLPs make of it, of the last layer's
+    heads that layer's MLP, unless the two are parallel.
 
     Parameters
     ----------
@@ -446,15 +426,13 @@ def direct_effects(
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
-    chosen = heads_of(model, heads, "split")
-    need_weights(model, [head.layer for head in chosen], "direct_effects")
-    problems, options = (
-        compared(model, pairs, contrast, direction, outcome, control),
-        RunOptions(checkpoint, progress, seed),
-    )
+    chosen = cells.heads_of(model, heads, "split")
+    cells.need_weights(model, [head.layer for head in chosen], "direct_effects")
+    problems = cells.compared(model, pairs, contrast, direction, outcome, control)
+    options = RunOptions(checkpoint, progress, seed)
     ways = [Way(head, way) for head in chosen for way in WAYS]
 
-    def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
+    def changes(flow: cells.Flow) -> Iterator[tuple[int, int, Tensor]]:
         """The whole effect of each head stands in the place of its indirect one."""
         for head in sorted(chosen):
             yield 2 * chosen.index(head) + 1, _written(flow.layers, head), flow.head_writes(head)
@@ -462,17 +440,16 @@ def direct_effects(
             yield 2 * chosen.index(head), _written(flow.layers, LOGITS), flow.head_writes(head)
 
     how: Arguments = {"label": "direct effects", "smallest_effect": smallest_effect, "heads": heads}
-    found = measure_cells(DirectEffects, ways, changes, problems, options, **how)
+    found = cells.measure_cells(DirectEffects, ways, changes, problems, options, **how)
     values = found.values.copy()
     values[:, 1::2] -= values[:, ::2]
     return replace(found, values=values)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DirectEffects(CellEffects[Way], Result):
-    """How much of each head's effect goes straight to the logits: `values` `[problem, cell]`, two cells (`Way`) per head, both
-    tested. `effect` `[problem, head]` is what the head carries, `direct` and `indirect` what it consists of.
-    """
+class DirectEffects(cells.CellEffects[Way], Result):
+    """How much of each head's effect goes straight to the logits: `values` `[problem, cell]`, two cells (`Way`) per head;
+    `effect` `[problem, head]` is `direct` and `indirect` together."""
 
     picture = "direct_bars"
     columns = columns_of("""
@@ -480,22 +457,18 @@ class DirectEffects(CellEffects[Way], Result):
     """)
     what = ("part", "parts")
 
-    heads = of_cells("of")
-    """The heads, in the order in which they were asked for."""
+    heads = cells.of_cells("of")
 
     @property
     def direct(self) -> np.ndarray:
-        """Straight to the logits, `[problem, head]`."""
         return self.values[:, ::2]
 
     @property
     def indirect(self) -> np.ndarray:
-        """Through later parts of the model, `[problem, head]`."""
         return self.values[:, 1::2]
 
     @property
     def effect(self) -> np.ndarray:
-        """Both together, `[problem, head]`."""
         return self.direct + self.indirect
 
     def printed(self) -> pd.DataFrame:

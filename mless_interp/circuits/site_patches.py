@@ -90,9 +90,6 @@ def patch_sites(
     the span's own rows change ("computed"): "span 0", ..., "span -1", "span all". Where nothing is inserted ("replaced"), they
     are named by their position in the prompt: "position 0", ..., where prompts differ in length "position -1", ....
 
-    Exactly, resid_pre of layer 0 carries nothing where both runs hold the same tokens at the same positions, and resid_post of
-    the last layer, all rows, everything, unless the answer is read at an inserted token of one run alone.
-
     Parameters
     ----------
     sites : of "resid_pre", "attn_out", "mlp_out" (left out where a model has no MLPs), "resid_post".
@@ -144,17 +141,14 @@ def map_positions(
     progress: bool = True,
     seed: int = 0,
 ) -> "PositionMap":
-    r"""Find the tokens of the question through which each head acts, and the part of the span that it reads (denoising).
+    """Find the tokens of the question through which each head acts, and the part of the span that it reads (denoising).
 
     Rows: the head's output is patched at one token of the question alone, named as in `patch_sites`. Span: the head cannot see
     one part of the span, at all tokens: its first token, each of `n_blocks` blocks of equal size, all of it; the rest is
-    renormalised, so that blocks need not add up to the whole:
-
-    $$ A'_j = \frac{A_j\,[j \notin B]}{\sum_i A_i\,[i \notin B]} $$
+    renormalised, so that blocks need not add up to the whole.
 
     Parameters
     ----------
-    heads : zero-based heads, or what `locate_heads` gave (its named heads).
     n_rows, n_blocks : tokens from each end of the question; blocks of the span.
     contrast, outcome, checkpoint, smallest_effect : as in `patch_heads`; control : as in `direct_effects`. Where nothing can be
         cut off or the span's own rows change, places are rows alone, the span's among them ("row span 0", ..., "row span all").
@@ -193,7 +187,7 @@ def map_positions(
 
 
 def _counted(found: Made, name: str, n_rows: int) -> Made:
-    """The result without rows (of cells, by this name) that stand for a token of no problem; parts of the span stay."""
+    """Leave out rows (of cells, by this name) that stand for a token of no problem; parts of the span stay."""
     labels = np.array([getattr(cell, name) for cell in found.cells])
     known = np.isin(labels, labels[~np.isnan(found.values).all(0)])
     known |= np.char.startswith(labels, SPAN) & (name == "place")
@@ -263,7 +257,6 @@ def _blinded(flow: Flow, head: Head, part: Tensor) -> Tensor:
 
 
 def _of_one(state: LayerState, head: int, n_heads: int) -> LayerState:
-    """A layer's state of one head alone."""
     group = head // (n_heads // state.k.shape[2])
     own, shared = slice(head, head + 1), slice(group, group + 1)
     visible, unmasked = (x if x.shape[1] == 1 else x[:, own] for x in (state.visible, state.unmasked))
@@ -288,12 +281,7 @@ class SitePatches(CellEffects[Site], Result):
     what = ("cell", "cells")
 
     sites, layers, positions = of_cells("site"), of_cells("of_layer"), of_cells("position")
-    """The kinds of sites, the layers (zero-based), the tokens' labels."""
-
-    @property
-    def by_site(self) -> np.ndarray:
-        """`values` as `[problem, site, layer, position]`."""
-        return self.values.reshape(len(self.values), len(self.sites), len(self.layers), len(self.positions))
+    """The kinds of sites, the layers, the tokens' labels; cells are in this order: `[problem, site, layer, position]`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -308,9 +296,4 @@ class PositionMap(CellEffects[Place], Result):
     what = ("place", "places")
 
     heads, places = of_cells("of"), of_cells("place")
-    """The heads, in the order in which they were asked for; the places of a head."""
-
-    @property
-    def by_head(self) -> np.ndarray:
-        """`values` as `[problem, head, place]`."""
-        return self.values.reshape(len(self.values), -1, len(self.places))
+    """The heads as asked for, the places of each; cells are in this order: `[problem, head, place]`."""

@@ -75,17 +75,14 @@ def transfer(
 
     Parameters
     ----------
-    heads : zero-based heads, or what `locate_heads` gave (its named heads).
     fresh : problems that are given the means, none of them among `pairs`. Default: every second one of `pairs`.
     contrast : "total" (base -> inserted): given to the plain prompt. "content" (masked -> inserted): to the inserted prompt
         whose span cannot be seen, so that positions are the same. "held" (base -> held): span in place, positions unmoved.
     control : another insertion, "random_sentence" (means over `n_control_draws` draws), an `Insertion`, or None. Pairs of token
         ids have none.
-    smallest_effect : of interest, as a share of the median total effect.
-    checkpoint : a folder that keeps each finished problem; a run started again goes on there.
+    checkpoint : a folder, as in `patch_heads`.
 
-    Raises `ValueError` before anything runs for too few problems and insertions in several blocks, `ModelError` where queries
-    and keys cannot be had as they enter the scores.
+    Raises `ValueError` for too few problems or several blocks, `ModelError` where queries and keys cannot be had.
 
     Source: methods §3 (the identity, per query), §8.1 | differs in: one mean for all queries and problems.
     """
@@ -132,7 +129,7 @@ def transfer(
 
 
 def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, seed: int) -> list[Prepared]:
-    """The problems of the search with another insertion, draw by draw; `ValueError` where it is their own."""
+    """The problems of the search with another insertion, draw by draw."""
     own = search.bare[0].insertion
     if control is None or isinstance(own, Given):
         return []
@@ -147,7 +144,6 @@ def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, s
 
 
 def _means(problems: Prepared, layers: list[int], contrast: Contrast, options: RunOptions) -> Means:
-    """Measure mean lambda and Sigma of all heads of some layers."""
     found = problems.each(
         single(lambda at: span_reads(problems.model, problems.pairs[at], layers, contrast.corrupted)),
         label=f"measuring lambda and Sigma ({problems.insertion})",
@@ -160,7 +156,6 @@ def _means(problems: Prepared, layers: list[int], contrast: Contrast, options: R
 
 
 def _places(heads: Sequence[Head], layers: list[int]) -> tuple[list[int], list[int]]:
-    """Where heads stand in an array `[layer, head]`."""
     return [layers.index(head.layer) for head in heads], [head.head for head in heads]
 
 
@@ -237,7 +232,6 @@ class Transfer(Cells[str], Result):
 
     @property
     def total_effect(self) -> np.ndarray:
-        """inserted - base, `[problem]`."""
         return self.inserted - self.base
 
     @property
@@ -250,7 +244,6 @@ class Transfer(Cells[str], Result):
 
     @property
     def cells(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those of `CELLS` that were run."""
         sizes = (1, self.random.shape[1], self.other.shape[1])
         return tuple(name for name, size in zip(CELLS, sizes, strict=True) if size)
 
@@ -260,9 +253,8 @@ class Transfer(Cells[str], Result):
         return self.whole.prevalence(self.per_cell[:, :1] - self.per_cell[:, 1:], senses=(1,))
 
     def table(self) -> pd.DataFrame:
-        """One row per cell: sense, `k` of `n`, p, median, share and mean as of any part of an effect; `spearman`, the rank
-        correlation with the total over problems; of controls `exceeded` problems in which the heads bring more by more than the
-        smallest effect, and its corrected p."""
+        """One row per cell, as of any part of an effect; `spearman`, the rank correlation with the total over problems; of
+        controls `exceeded` problems in which the heads bring more by more than the smallest effect, and its corrected p."""
         more = self.exceeds if len(self.cells) > 1 else None
         total, ranks = self.whole.units(self.total_effect), []
         for cell in self.whole.units(self.per_cell).T:

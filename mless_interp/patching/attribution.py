@@ -46,21 +46,20 @@ def attribute_heads(
 ) -> "HeadAttribution":
     r"""Estimate what each head's response to the insertion's content (or another `contrast`) adds to the outcome (methods §7).
 
-    "gate_ig" (the default where something can be cut off): gates on the attention from the question to the span, integrated
-    from closed to open by Gauss-Legendre with `steps` nodes,
+    "gate_ig" (the default where something can be cut off): gates on the attention to the span, integrated from closed to open
+    by Gauss-Legendre with `steps` nodes,
 
     $$ \mathrm{IG}_{l,h} = \int_0^1 \frac{\partial Y}{\partial g_{l,h}}\Big|_{g = s} ds, \qquad
        \sum_{l,h} \mathrm{IG}_{l,h} = Y(C_1) - Y(C_3), $$
 
-    which sees direct reads; `completeness` is the error of the sum (where it is not small, raise `steps`). As all gates move
-    together, single knockouts are estimated as well, from the gradients at both ends; `knockout` ranks the heads.
-    "atp": (z_inserted - z_masked) . dY/dz at the inserted run; it sees mediators too.
+    which sees direct reads; `completeness` is the error of the sum. As all gates move together, single knockouts are estimated
+    as well, from the gradients at both ends; `knockout` ranks the heads. "atp": (z_inserted - z_masked) . dY/dz at the inserted
+    run; it sees mediators too. Positive: the head's response raises the outcome.
 
     contrast : "content", "computed", "inside" or, for "atp", any whose runs have equal length.
     verify : so many of the best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly; they come first.
-    checkpoint, progress : as in `patch_heads`.
 
-    Positive: the head's response raises the outcome. Raises `ModelError` where no gradients can be had.
+    Raises `ModelError` where no gradients can be had.
     Source: gates of Michel et al. (1905.10650), integrated gradients of Sundararajan et al. (1703.01365), attribution patching
     as in AtP* (2403.00745).
     """
@@ -96,7 +95,7 @@ def attribute_heads(
 
 
 class _Gradients(Gated):
-    """The corrupted (inserted) and the clean (masked) runs of a unit, and passes with gradients over them; short-lived."""
+    """The corrupted (inserted) and the clean (masked) runs of a unit, and passes with gradients over them."""
 
     def __init__(self, runs: Runs, contrast: Contrast) -> None:
         super().__init__(runs, contrast)
@@ -186,9 +185,8 @@ def _atp(passes: _Gradients) -> list[dict[str, np.ndarray]]:
 class HeadAttribution(Measured):
     """Estimated contribution of every head, `scores` `[problem, layer, head]`, in the outcome's unit.
 
-    `masked` and `inserted` `[problem]` are the outcome in C3 and C1 (the clean and the corrupted run of another contrast).
-    `knockout` and `edge_noise` estimate the `PatchScores.effect` of these edits ("gate_ig" only); `exact` is that of the best
-    heads, NaN for all others; None if none was swept.
+    `masked` and `inserted` `[problem]` are outcomes of the clean and the corrupted run. `knockout` and `edge_noise` estimate
+    the `PatchScores.effect` of these edits ("gate_ig" only); `exact` is that of the best heads, NaN for all others.
     """
 
     problem_ids: tuple[str, ...]
@@ -228,12 +226,11 @@ class HeadAttribution(Measured):
 
     @property
     def verified(self) -> np.ndarray:
-        """Which heads an exact sweep measured on every problem, `[layer, head]`."""
+        """Heads that an exact sweep measured on every problem, `[layer, head]`."""
         return np.isfinite(np.full_like(self.scores, np.nan) if self.exact is None else self.exact).all(0)
 
     def ranking(self) -> tuple[Head, ...]:
-        """Rank heads by |mean|, largest first: the verified ones by their exact value, then the others by the estimate. The two
-        are never mixed: an estimate can be far off."""
+        """Rank heads by |mean|, largest first: the verified ones by their exact value, then the others by the estimate."""
         size = np.abs(self.by_group(self.best).mean(0))
         order = np.lexsort((-size.ravel(), ~self.verified.ravel()))  # stable: the last key decides first
         return tuple(Head(*divmod(int(place), size.shape[1])) for place in order)
@@ -258,13 +255,10 @@ class HeadAttribution(Measured):
 
     def headline(self) -> str:
         mean = float(self.by_group(self.inserted - self.masked).mean())
-        contrast = CONTRASTS[self.settings.get("contrast", "content")]
-        return (
-            f"{self.settings.get('method')} ranks {', '.join(map(str, self.ranking()[:3]))} first of "
-            f"{count_of(self.scores[0].size, 'head')}; the insertion {'raises' if mean > 0 else 'lowers'} the outcome by "
-            f"{abs(mean):.4f} {self.unit} (mean of {contrast.corrupted} - {contrast.clean} over "
-            f"{count_of(len(self.problem_ids), 'problem')})."
-        )
+        first, heads = ", ".join(map(str, self.ranking()[:3])), count_of(self.scores[0].size, "head")
+        does = f"{'raises' if mean > 0 else 'lowers'} the outcome by {abs(mean):.4f} {self.unit}"
+        over = f"mean over {count_of(len(self.problem_ids), 'problem')}"
+        return f"{self.settings.get('method')} ranks {first} first of {heads}; the insertion {does} ({over})."
 
     def details(self) -> list[str]:
         size, found = np.abs(self.inserted - self.masked).max(), []

@@ -34,20 +34,8 @@ ANSWERED = ("inserted", "held", "masked")
 """Conditions in which the outcome is read at every dose; `base` once, as it has no dose, and `gap` as its twin `masked`."""
 
 
-def slope_in_log_dose(values: np.ndarray, doses: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Compute the least-squares slope of values `[..., dose]` in the natural logarithm of the dose; NaN where a value is.
-
-    >>> float(slope_in_log_dose(np.log([1.0, 10.0, 100.0]) + 3, [1, 10, 100]).round(6))
-    1.0
-    """
-    x = np.log(checked_doses(doses))
-    centred = x - x.mean()
-    return np.asarray((values * centred).sum(-1) / (centred**2).sum())
-
-
-def checked_doses(doses: Sequence[int] | np.ndarray, kind: str = "meaningless") -> tuple[int, ...]:
-    """Return the numbers of tokens; `ValueError` unless they are two or more, increasing, from 1 up, and insertions of this
-    kind can have any length."""
+def checked_doses(doses: Sequence[int], kind: str) -> tuple[int, ...]:
+    """Check numbers of tokens, two or more, increasing, for insertions of a kind that can have any length."""
     if one_of(kind, KINDS, "insertion").own_length:
         raise ValueError(f"an insertion of kind {kind!r} has one length only, so it has no dose")
     found = tuple(map(int, doses))
@@ -82,7 +70,6 @@ def dose_response(
 
     insertion : its `n_tokens` is replaced by each of `doses`.
     layer : whose heads are read (zero-based).
-    checkpoint, progress : as in `patch_heads`.
     Source: methods I12, E8.
     """
     options, read_outcome = RunOptions(checkpoint, progress, seed), outcome_named(outcome, signed_for="dose-response")
@@ -111,15 +98,8 @@ def dose_response(
     prompts = [[pair.fingerprint() for pair in each] for each in zip(*(each.pairs for each in by_dose), strict=True)]
     how: Arguments = {"settings": settings, "prompts": prompts, "steps": len(doses), "options": options}
     found = stacked(over_pairs(model, last.pairs, measured, label="doses", **how))
-    return DoseResponse(
-        doses=np.array(doses),
-        layer=layer,
-        log_odds=found["log_odds"],
-        outcomes=found["outcomes"],
-        base=found["base"]["base"],
-        seed=seed,
-        **last.fields(settings),
-    )
+    read: Arguments = {"log_odds": found["log_odds"], "outcomes": found["outcomes"], "base": found["base"]["base"]}
+    return DoseResponse(doses=np.array(doses), layer=layer, seed=seed, **read, **last.fields(settings))
 
 
 def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray, float]:
@@ -173,16 +153,18 @@ class DoseResponse(Measured):
         return tuple(Head(self.layer, head) for head in range(self.log_odds["held"].shape[-1]))
 
     def slopes(self, condition: str = "held") -> np.ndarray:
-        """Return the slope of logit(1 - lambda) in log N, `[problem, head]`."""
-        return slope_in_log_dose(np.moveaxis(one_of(condition, self.log_odds, "condition"), 1, -1), self.doses)
+        """Return the least-squares slope of logit(1 - lambda) in log N, `[problem, head]`."""
+        x = np.log(self.doses)
+        values, centred = np.moveaxis(one_of(condition, self.log_odds, "condition"), 1, -1), x - x.mean()
+        return np.asarray((values * centred).sum(-1) / (centred**2).sum())
 
     def mean_slope(self, condition: str = "held") -> Interval:
         """Return the slope of the heads' mean log odds in log N with its interval over problems."""
         return mean_interval(self.by_group(self.slopes(condition).mean(1)), seed=self.seed)
 
     def effects(self, contrast: str = "total", *, together: bool = False) -> Interval:
-        """Return the median effect (corrupted - clean) of each dose on the outcome, `[dose]`; `together`: with wider intervals
-        that hold for all doses at once (Bonferroni), for a dose that is picked by its effect."""
+        """Return the median effect (corrupted - clean) of each dose on the outcome, `[dose]`; `together`: with intervals that
+        hold for all doses at once (Bonferroni)."""
         found = one_of(contrast, CONTRASTS, "contrast")
         confidence = 1 - (1 - CONFIDENCE) / len(self.doses) if together else CONFIDENCE
         values = self._outcome(found.corrupted) - self._outcome(found.clean)
@@ -195,7 +177,7 @@ class DoseResponse(Measured):
         return self.outcomes[condition if condition in self.outcomes or twin is None else twin]
 
     def table(self) -> pd.DataFrame:
-        """Return one row per head: both slopes with their intervals over problems, and the log odds at the largest dose."""
+        """Return one row per head: both slopes, and the log odds at the largest dose."""
         table: dict[str, object] = dict(head_columns(self.heads))
         for condition in READ[::-1]:
             slopes = self.by_group(self.slopes(condition))
@@ -204,8 +186,7 @@ class DoseResponse(Measured):
         return pd.DataFrame(table | {"n": np.isfinite(slopes).sum(0)})
 
     def outcome_table(self) -> pd.DataFrame:
-        """Return one row per dose: the mean outcome, and each contrast's median effect (`total_together_ci_low` and `..._high`
-        hold for all doses at once)."""
+        """Return one row per dose: the mean outcome, and each contrast's median effect."""
         inserted = self.by_group(self.outcomes["inserted"])
         table = {"n_tokens": self.doses, "outcome": inserted.mean(0)}
         for contrast in ("total", "content", "shift", "held"):
@@ -215,8 +196,7 @@ class DoseResponse(Measured):
         return pd.DataFrame(table | {"n": np.isfinite(inserted).sum(0)})
 
     def reading_table(self, condition: str = "held") -> pd.DataFrame:
-        """Return one row per dose: the log odds of reading the span of each head (a column by its label), their mean, and
-        `slope_1`, the line of slope 1 through the middle of the heads."""
+        """Return one row per dose: the log odds of each head, their mean, and a line of slope 1 through their middle."""
         log_odds = one_of(condition, self.log_odds, "condition")
         heads = self.by_group(log_odds).mean(0)
         above = heads - np.log(self.doses)[:, None]
@@ -238,11 +218,10 @@ class DoseResponse(Measured):
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
         if not low * high > 0:
             said = f"No number of inserted tokens is shown to move {outcome}; the largest change is that of {self.doses[most]}"
-        return (
-            f"{said}: {moved:+.4f} {self.unit}{limits_of(low, high)} (interval for all {len(self.doses)} doses at once, "
-            f"{count_of(len(self.problem_ids), 'problem')}); attention to the span grows with slope "
-            f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} in log N."
-        )
+        over = f"interval for all {len(self.doses)} doses at once, {count_of(len(self.problem_ids), 'problem')}"
+        grows = f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} in log N"
+        amount = f"{moved:+.4f} {self.unit}{limits_of(low, high)} ({over})"
+        return f"{said}: {amount}; attention to the span grows with slope {grows}."
 
     def details(self) -> list[str]:
         return ["In layer 0 the slope with positions held is 1 for identical tokens: arithmetic."] * (self.layer == 0)

@@ -24,7 +24,6 @@ WHOLE = "1: the whole effect"
 
 
 def check_smallest_effect(share: float) -> None:
-    """Raise `ValueError` unless a smallest effect of interest is a share of the total: 0 or more and below 1."""
     if not 0 <= share < 1:
         raise ValueError(f"smallest_effect is a share of the median total effect, from 0 to below 1, got {share!r}")
 
@@ -43,9 +42,9 @@ def fewest_for(n_tests: int, confidence: float = CONFIDENCE) -> int:
 class Effect:
     """A total effect, `total` `[problem]`, and the rules by which its parts ("cells") are judged (methods §9).
 
-    `smallest_effect` is a share of the median total, `rounding` in the effect's unit; `claimed` is the sign that the effect was
-    found to have on other problems (0: the sign of the median); `groups` name variants of one problem, which count once. Of
-    alpha = 1 - `confidence`, a fifth goes to estimating the smallest effect (`delta`), the rest (`level`) to tests of cells.
+    `claimed` is the sign that the effect was found to have on other problems (0: the sign of the median); `groups` name
+    variants of one problem, which count once. Of alpha = 1 - `confidence`, a fifth goes to estimating the smallest effect
+    (`delta`), the rest (`level`) to tests of cells.
     """
 
     total: np.ndarray
@@ -59,7 +58,6 @@ class Effect:
         check_smallest_effect(self.smallest_effect)
 
     def only(self, inside: np.ndarray) -> "Effect":
-        """Take the effect on some of the problems, boolean `[problem]`."""
         groups = tuple(np.array(self.groups)[inside].tolist()) if self.groups else ()
         return replace(self, total=self.total[inside], groups=groups)
 
@@ -110,8 +108,8 @@ class Effect:
 
     @property
     def delta(self) -> float:
-        """The smallest effect of interest: `smallest_effect` of the upper limit of |median total|, and more than rounding. NaN,
-        and nothing is tested, where no total effect is established or too few problems limit its median."""
+        """The smallest effect of interest: `smallest_effect` of the upper limit of |median total|, and more than rounding. NaN
+        (nothing is tested) where no total effect is established or too few problems limit its median."""
         return self._least(self._limits[1])
 
     def _least(self, size: float) -> float:
@@ -124,14 +122,13 @@ class Effect:
     def prevalence(
         self, cells: np.ndarray, *, senses: tuple[int, ...] = SENSES, tested: np.ndarray | None = None
     ) -> Prevalence:
-        """Test in how many problems each cell does more than `delta`, with the total effect and against it, `[sense, *cells]`;
-        p after Holm over both, to be held against `level`, NaN where nothing can be tested."""
+        """Test in how many problems each cell does more than `delta`, with the effect and against it, `[sense, *cells]`."""
         made = self.units(self.turned(cells))
         return statistics.prevalence_test(made, self.delta, senses=senses, tested=tested, confidence=self.confidence)
 
     def within(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Test whether most problems show less than the smallest effect, of either sense, (p, p after Holm) `[*cells]`: here of
-        the lower limit of |median total|, the least that the total may be. NaN without one."""
+        """Test whether most problems show less than the smallest effect, (p, p after Holm) `[*cells]`: here of the lower limit
+        of |median total|, the least that the total may be."""
         delta = self._least(max(self._limits[0], 0.0))
         return statistics.within_test(self.units(cells), delta if delta > 0 else float("nan"))
 
@@ -169,21 +166,19 @@ class Effect:
         return f"{what} {does} {outcome} by {size} in {same} of {self.counted(self.n)}"
 
     def details(self, unit: str, name: str = "") -> str:
-        return (
-            f"Total {name}{' ' * bool(name)}effect: median {with_limits(self.median, unit)}, sign test p = {self.p:.2g} over "
-            f"{self.counted(self.n)}, mean {defined_mean(self.total):+.4f}."
-        )
+        median, n = f"median {with_limits(self.median, unit)}", self.counted(self.n)
+        total = f"Total {name}{' ' * bool(name)}effect"
+        return f"{total}: {median}, sign test p = {self.p:.2g} over {n}, mean {defined_mean(self.total):+.4f}."
 
     def delta_words(self, unit: str) -> str:
-        """Say which smallest effect was used: `0.031 nats, 5 % of the upper limit of the median total`."""
         of = f"{100 * self.smallest_effect:.3g} % of the upper limit of the median total"
         rounded = self.delta > self.smallest_effect * self._limits[1]
         return f"{self.delta:.3g} {unit}, {'which rounding may reach' if rounded else of}"
 
 
 class Parts:
-    """What results have in common that take a total effect `[problem]` apart into heads, edges or sites (`per_cell`, `[problem,
-    *cells]`, in `unit`). What is claimed of a cell is that most problems show it (`whole` has the rules). Means describe."""
+    """What results have in common that take a total effect apart into heads, edges or sites (`per_cell` `[problem, *cells]`).
+    What is claimed of a cell is that most problems show it (`whole` has the rules). Means describe."""
 
     problem_ids: tuple[str, ...]
     groups: tuple[str, ...]
@@ -269,11 +264,10 @@ class Parts:
 
     def claim_columns(self) -> dict[str, np.ndarray]:
         told = self.prevalence
-        found = {"sense": self.sense, "k": self._in_its_sense(told.count), "n": told.n}
+        found = {"sense": self.sense, "k": self._in_its_sense(told.count), "n": told.n, "p_corrected": self.p_corrected}
         counted = {"prevalence": told.share, "prevalence_ci_low": told.low, "prevalence_ci_high": told.high}
         found |= {name: self._in_its_sense(values) for name, values in counted.items()}
-        found |= {"p_corrected": self.p_corrected, **interval_columns("median", self.median)}
-        found |= interval_columns("share", self.share)
+        found |= interval_columns("median", self.median) | interval_columns("share", self.share)
         return found | {"effect": self.mean_effect, "effect_fraction": self.effect_fraction}
 
     def quantity(self, column: str) -> Quantity:
@@ -320,10 +314,9 @@ class Parts:
         return int((~np.isnan(self.per_cell)).any(0).sum())
 
     def _test_words(self) -> str:
-        return (
-            f"prevalence test, p < {self.level:.3g} after Holm over {count_of(self._n_tested, *self.what)} and both senses; "
-            f"smallest effect {self.whole.delta_words(self.unit)}"
-        )
+        over = f"{count_of(self._n_tested, *self.what)} and both senses"
+        least = f"smallest effect {self.whole.delta_words(self.unit)}"
+        return f"prevalence test, p < {self.level:.3g} after Holm over {over}; {least}"
 
     def why_none(self) -> str:
         """Say why no cell is shown to do more than the smallest effect, in a sentence; "" where one is."""
@@ -342,15 +335,13 @@ class Parts:
 
 
 def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> list[str]:
-    """Say which problems carry most of an effect, where a few do, and the mean without them."""
+    """Say which few problems carry most of an effect, and the mean without them."""
     few = statistics.concentration(total)
     if not few.concentrated or len(total) < 6:  # of fewer, one always may
         return []
-    return [
-        f"{len(few.problems)} of {len(total)} problems carry {100 * few.share:.0f} % of the effect "
-        f"({listed(ids[at] for at in few.problems)}); without them the mean ranges from {few.low:+.4f} to {few.high:+.4f} "
-        f"{unit}."
-    ]
+    which = f"{100 * few.share:.0f} % of the effect ({listed(ids[at] for at in few.problems)})"
+    mean = f"the mean ranges from {few.low:+.4f} to {few.high:+.4f} {unit}"
+    return [f"{len(few.problems)} of {len(total)} problems carry {which}; without them {mean}."]
 
 
 def share_words(row: Mapping[str, Any] | pd.Series, column: str = "share") -> str:

@@ -23,8 +23,7 @@ class LayerState:
     """One layer of a recorded run, at the positions from the recording's `start` on (dest) and at all positions (src).
 
     `q`, `z` `[b, dest, H, d]`; `k`, `v` `[b, src, KV, d]`; `visible` `[b, 1|H, dest, src]` under the run's own mask, `unmasked`
-    without the input's; `span` `[b, src]` the keys that a knockout cuts off, `rows` `[b, dest]` from which rows (None: all);
-    `donor` the same layer of the donor run. `layer` and `names` (of the problems) key what is drawn at random.
+    without the input's; `span` `[b, src]` the keys that a knockout cuts off, `rows` `[b, dest]` from which rows (None: all).
     """
 
     q: Tensor
@@ -104,9 +103,8 @@ class LayerState:
 
 @dataclass(frozen=True)
 class Intervention(ABC):
-    """A named edit of head outputs. `needs_donor`: another run to take from; `needs_span`: a span that can be read;
-    `needs_attention`: the receiving run's queries and keys (else the donor's z is all that it takes); `needs_equal_length`:
-    two runs of one length. `acts_in`: the one direction in which it can change anything ("": both)."""
+    """A named edit of head outputs. `needs_span`: a span that can be read; `needs_attention`: the receiving run's queries and
+    keys (else the donor's z is all that it takes). `acts_in`: the direction in which it can change anything ("": both)."""
 
     name: ClassVar[str]
     needs_donor: ClassVar[bool] = False
@@ -146,14 +144,14 @@ class PatchZ(Intervention):
 
 
 class Knockout(Intervention):
-    """Span keys cannot be seen, the rest (a learned sink with it) is renormalised: removes the direct read, scale and bias. A
-    row that would lose its last key keeps what it had. Source: Geva et al. (2304.14767), there over windows of layers."""
+    """Span keys cannot be seen, the rest (a learned sink with it) is renormalised: removes the direct read, scale and bias.
+    Source: Geva et al. (2304.14767), there over windows of layers."""
 
     name = "knockout"
     acts_in = "denoising"
 
     def __call__(self, state: LayerState) -> Z:
-        left = state.visible & ~state.span_keys
+        left = state.visible & ~state.span_keys  # a row that would lose its last key keeps what it had
         return state.mixed(state.pattern(torch.where(left.any(-1, keepdim=True), left, state.visible)))
 
 
@@ -209,8 +207,7 @@ class Gate(Intervention):
 
 
 class RerouteToSink(Intervention):
-    """The span's attention goes to the first token outside the span: tests "just another sink". NaN where a row cannot see
-    that token (it lies outside the layer's window)."""
+    """The span's attention goes to the first token outside the span: tests "just another sink". NaN where it is not seen."""
 
     name = "reroute_to_sink"
     acts_in = "denoising"
@@ -234,9 +231,8 @@ class RerouteUniform(Intervention):
 
 @dataclass(frozen=True)
 class MatchedMassKnockout(Intervention):
-    """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself): the
-    control for generic mask damage. Keys are gated down in a random order, the last one in part, and the row is renormalised.
-    NaN where the others hold too little. The order is drawn for each problem, layer and head by `seed` and `draw`."""
+    """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself), drawn in
+    order, the last one in part, and renormalised: the control for generic mask damage. NaN where the others hold too little."""
 
     seed: int = 0
     draw: int = 0
@@ -266,8 +262,7 @@ class MatchedMassKnockout(Intervention):
 
 @dataclass(frozen=True)
 class PatchInput(Intervention):
-    """A query head's q, k or v <- the donor's, for that query head alone (its kv group's other heads keep theirs). Needs runs
-    of equal length and positions: rotated queries and keys hold their position."""
+    """A query head's q, k or v <- the donor's, for that query head alone (its kv group's other heads keep theirs)."""
 
     part: Literal["q", "k", "v"]
     name = "input"

@@ -70,13 +70,11 @@ def joint_knockout(
        p = \frac{1 + \#\{R : |\tilde\Delta(R)| \ge |\tilde\Delta(S)|\}}{1 + \#R} $$
 
     with the median over problems. Each random set holds as many heads of each layer as the given one, some perhaps of the given
-    ones: only if any set could have been any other is its rank a p-value. Where no more than `n_random_sets` exist, all are
-    taken and p is exact.
+    ones. Where no more than `n_random_sets` exist, all are taken and p is exact.
 
     contrast : "content", or "computed": what is taken is then the span's sight of the question.
     singles : effects of the single knockouts `[problem, head]` in the order of `heads`; swept here otherwise.
     chosen_elsewhere : True says that the heads were chosen without these problems; only then is there a p.
-    checkpoint, progress : as in `patch_heads`.
     Source: the necessity test of Shi et al. (2410.13032), methods §8 | differs in: attention to the span is knocked out, not
     the head; whole sets keep their layers.
     """
@@ -140,11 +138,8 @@ def gated_outcomes(
     contrast: Contrast = CONTRASTS["content"],
     options: RunOptions = RunOptions(),
 ) -> np.ndarray:
-    """Read the outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1.
-
-    `contrast`: in whose corrupted run, and what a closed gate cuts off there; where nothing can be cut off ("replaced"), it
-    gives the head its output in the clean run. Models that cannot be continued layer by layer run one forward pass per row.
-    """
+    """Read the outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1, in the
+    contrast's corrupted run. Where nothing can be cut off ("replaced"), a closed gate gives the head its clean output."""
     way = _by_replay if contrast.cuts and prepared.model.stepper is not None else _by_forward
     compute = single(lambda at: way(prepared.runs((at,)), gates, contrast))
     found = prepared.each(compute, label=label, settings=settings, alone=True, options=options)
@@ -201,12 +196,12 @@ class JointKnockout(Measured):
 
     @property
     def p(self) -> float:
-        """Rank of the set's |median effect| among the random ones', itself included; NaN without any, or where chosen here."""
+        """Rank of the set's |median effect| among random ones' and its own; NaN without any, or where chosen here."""
         return (1 + self.n_as_large) / (1 + len(self.sets)) if self.sets and self.chosen_elsewhere else float("nan")
 
     @property
     def n_as_large(self) -> int:
-        """Random sets whose |median effect| is as large as the set's."""
+        """Count random sets whose |median effect| is as large as the set's."""
         own, others = (np.abs(np.median(self.by_group(each), axis=0)) for each in (self.effect, self.random))
         return int((others >= own * (1 - 1e-9)).sum())
 
@@ -228,24 +223,18 @@ class JointKnockout(Measured):
     def headline(self) -> str:
         together = " together" if len(self.heads) > 1 else ""
         made = median_interval(self.by_group(self.effect), confidence=self.confidence)
-        return (
-            f"Knocking out {listed(self.heads)}{together} removes {with_limits(made, self.unit)} of the effect (median over "
-            f"{count_of(len(self.problem_ids), 'problem')})."
-        )
+        over = f"median over {count_of(len(self.problem_ids), 'problem')}"
+        return f"Knocking out {listed(self.heads)}{together} removes {with_limits(made, self.unit)} of the effect ({over})."
 
     def details(self) -> list[str]:
         found = []
         if self.sets:
             middle = float(np.median(np.median(self.by_group(self.random), axis=0)))
             p = f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
-            found.append(
-                f"{len(self.sets)} other sets of the same layers and size remove {middle:+.4f} (median), "
-                f"{self.n_as_large or 'none'} of them as much; {p}."
-            )
+            others = f"{len(self.sets)} other sets of the same layers and size remove {middle:+.4f} (median)"
+            found.append(f"{others}, {self.n_as_large or 'none'} of them as much; {p}.")
         elif self.settings.get("n_random_sets"):
-            found.append(
-                "There is no other set of the same size in the same layers: whether any would do is not known."
-            )
+            found.append("There is no other set of the same size in the same layers.")
         if len(self.heads) > 1:
             apart = self.by_group(self.interaction)
             made, words = median_interval(apart, confidence=self.confidence), "they add up, as far as can be told"
@@ -287,11 +276,8 @@ def read_effects(
       nothing goes, the span is just a place to park attention. NaN where a row cannot see that token.
     - `reroute_uniform`, the same with the mean value of the other tokens: only dilution, where next to nothing goes.
 
-    outcome : one with a sign.
     smallest_effect : of interest, as a share of the |median total effect|, above 0.
-    confidence : of intervals; 1 - confidence is the level of all tests together.
     chosen_elsewhere : True says that the heads were chosen without these problems; only then are there p-values.
-    checkpoint, max_rows, progress : as in `patch_heads`.
     Source: methods §3 (I1, I7, I8), §6, §8.
     """
     options = RunOptions(checkpoint, progress, max_rows=max_rows)
@@ -316,12 +302,9 @@ def read_effects(
 class ReadEffects(Parts, Measured):
     """The effect that each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`).
 
-    `total` `[problem]` is the content effect (inserted - masked), in the outcome's unit. NaN: undefined.
-
     A cell is *shown* to remove "more" than the smallest effect (with the effect, or "against" it), or "less" than that, where
-    most problems do (exact tests, Holm over all); nothing is without an established total effect. That an edit does next to
-    nothing is concluded where it is also smaller than half of what the knockout removes, in most problems and in its sense.
-    Unless the heads were `chosen_elsewhere` p is NaN, and what is shown describes these problems.
+    most problems do (exact tests, Holm over all). That an edit does next to nothing is concluded where it is also smaller than
+    half of what the knockout removes, in most problems. Unless the heads were `chosen_elsewhere` p is NaN.
     """
 
     problem_ids: tuple[str, ...]
@@ -370,8 +353,7 @@ class ReadEffects(Parts, Measured):
 
     @property
     def p(self) -> np.ndarray:
-        """`[more | against | less | half | half_against, head, intervention]`, Holm over all of them; the last two: the edit is
-        smaller than half of what the knockout removes with the effect, or against it. NaN where the heads were chosen here."""
+        """`[more | against | less | half | half_against, head, intervention]`; NaN where the heads were chosen here."""
         return self._corrected if self.chosen_elsewhere else np.full_like(self._corrected, np.nan)
 
     @cached_property
@@ -380,8 +362,8 @@ class ReadEffects(Parts, Measured):
         return np.select(list(self._sure[: len(ASKED)]), ASKED, default="")
 
     def table(self) -> pd.DataFrame:
-        """Return one row per head and edit: `median` of what it removes of the insertion's effect, in `unit`; `share` of the
-        total effect; `k` of `n` problems in which more than delta is removed; corrected p of each question; `shown`."""
+        """Return one row per head and edit: `median` of what it removes and its `share` of the total; `k` of `n` problems in
+        which more than delta is removed; corrected p of each question; `shown`."""
         made, counted = self.median, self.prevalence
         columns = interval_columns("median", made) | interval_columns("share", self.share)
         columns |= {"k": counted.count[0], "prevalence": counted.share[0]}
@@ -397,12 +379,11 @@ class ReadEffects(Parts, Measured):
         return Quantity(unit, column != "prevalence")
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per edit (the `measure`), problem and head: what it removes of the problem's total effect."""
+        """Return one tidy row per edit (the `measure`), problem and head."""
         edits = {name: self.values[..., at] for at, name in enumerate(READ_EDITS)}
         return results.rows_per_head(self.problem_ids, self.heads, edits)
 
     def printed(self) -> pd.DataFrame:
-        """Return one row per head: every edit's median with its interval, and what is shown of it."""
         said = {"": "", "more": f" (> {self._least})", "less": f" (< {self._least})", "against": " (against)"}
         table: dict[str, list[str]] = {"label": list(map(str, self.heads))}
         for k, name in enumerate(READ_EDITS):
@@ -410,11 +391,8 @@ class ReadEffects(Parts, Measured):
         return pd.DataFrame(table)
 
     def shown(self) -> Shown:
-        caption = (
-            f"What each edit of a head's attention to the span removes of the insertion's effect (median, {self.unit}); shown: "
-            f"more than {self._least} of the total, as much against it, or less "
-            f"({'p after Holm over all tests' if self.chosen_elsewhere else CHOSEN_HERE})."
-        )
+        how = "p after Holm over all tests" if self.chosen_elsewhere else CHOSEN_HERE
+        caption = f"What edits of a head's attention to the span remove of the effect (median, {self.unit}); {how}."
         return Shown((ShownTable(self.summary().drop(columns=["layer", "head"]), caption),))
 
     def headline(self) -> str:
@@ -429,13 +407,12 @@ class ReadEffects(Parts, Measured):
         if not self.established:
             return []
         n_tests = len(self.heads) * (len(ASKED) * len(READ_EDITS) + len(BESIDE) * (len(READ_EDITS) - 1))
-        needed, least = fewest_for(n_tests, self.confidence), f"smallest effect {self.whole.delta_words(self.unit)}"
-        first = f"{CHOSEN_HERE.capitalize()}: what follows describes these problems, most of them: {least}."
-        if len(self.total) < needed:
+        if len(self.total) < (needed := fewest_for(n_tests, self.confidence)):
             first = f"Nothing can be shown with fewer than {needed} problems: the edits are described, no more."
-        elif self.chosen_elsewhere:
-            tests = f"p < {self.level:.3g} after Holm over {np.isfinite(self.p).sum()} tests"
-            first = f"Conclusions below hold in most problems: {least}, {tests}."
+        else:
+            tests = f"p < {self.level:.3g} after Holm over {np.isfinite(self._corrected).sum()} tests"
+            how = tests if self.chosen_elsewhere else CHOSEN_HERE
+            first = f"In most problems (smallest effect {self.whole.delta_words(self.unit)}; {how}):"
         return [first, *map(self._conclusion, range(len(self.heads)))]
 
     def _amount(self, at: int, k: int) -> str:
@@ -449,10 +426,8 @@ class ReadEffects(Parts, Measured):
     def _conclusion(self, at: int) -> str:
         head, found = self.heads[at], dict(zip(READ_EDITS, self.verdicts[at], strict=True))
         whole = found.pop("knockout")
-        if whole == "less":
-            return f"{head}: its read does next to nothing, so there is nothing to take apart."
-        if not whole:
-            return f"{head}: that its read as a whole does anything is not shown, so nothing is concluded of its parts."
+        if whole in ("less", ""):
+            return f"{head}: its read {'does next to nothing' if whole else 'is not shown to do anything'}."
         if head.layer > 0:
             del found["restore_scale"]  # there it undoes more than the scale
         smaller = dict(zip(READ_EDITS, self._sure[len(ASKED) + (whole == "against"), at], strict=True))
@@ -463,6 +438,5 @@ class ReadEffects(Parts, Measured):
             if shown == "less" and not smaller[name]:
                 way = "is not told apart from the knockout"
             said.append(f"{what} {way}")
-        against = ", against the effect" * (whole == "against")
-        parts = "; ".join(said) or "which part of it is not shown"
-        return f"{head}: its read matters{against}; {parts}."
+        matters = "matters, against the effect" if whole == "against" else "matters"
+        return f"{head}: its read {matters}; {'; '.join(said) or 'which part of it is not shown'}."

@@ -16,10 +16,8 @@ from ..prompts.pairs import PromptPair
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number read from a run: what to append to the prompt, where to read, and the formula.
-
-    `reads(pair)` gives how far before the end of the prompt the logits are read (1 = the last position).
-    """
+    """A number read from a run: what to append to the prompt, where to read, and the formula. `reads(pair)`: how far before the
+    end of the prompt the logits are read (1 = the last position)."""
 
     name: str
     appended: Literal["answer", "solution"]

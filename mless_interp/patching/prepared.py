@@ -30,8 +30,7 @@ PER_UNIT = 8
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Measured(Result):
-    """What results have in common that are measured problem by problem: how they were made, the confidence of their intervals,
-    and differences up to which the model resolves nothing (`resolution`)."""
+    """What results of problems have in common; up to differences of `resolution` the model resolves nothing."""
 
     settings: Settings = field(default_factory=dict, kw_only=True)
     seed: int = field(default=0, kw_only=True)
@@ -130,8 +129,7 @@ def prepare(
     *,
     signed_for: str = "",
 ) -> Prepared:
-    """Check the pairs and append their answers; what is prepared already is taken as it is. `signed_for` names what needs an
-    outcome with a sign."""
+    """Check the pairs and append their answers. `signed_for` names what needs an outcome with a sign."""
     read = outcome_named(outcome, signed_for=signed_for)
     if isinstance(pairs, Prepared):
         if pairs.model is not model or pairs.outcome != read:

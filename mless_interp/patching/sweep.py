@@ -58,8 +58,8 @@ def patch_heads(
     """Patch every head (or `heads`), one at a time, exactly.
 
     contrast : a clean and a corrupted run (`CONTRASTS`): "content" (masked C3 -> inserted C1), "shift" (base C0 -> gap C2),
-        "total" (base C0 -> inserted C1, through the alignment), "held" (base C0 -> held C4, likewise), "presence" (masked C3 ->
-        blind C5), "computed" (blind C5 -> inserted C1: what the span has read of the question), ...
+        "total" (base C0 -> inserted C1), "held" (base C0 -> held C4), "presence" (masked C3 -> blind C5), "computed" (blind C5
+        -> inserted C1: what the span has read of the question), ...
     direction : "denoising" patches the clean run's activation into the corrupted run, "noising" the reverse.
     edit : "z" (the donor's head output), "knockout" (denoising: the head cannot see the span, renormalised; noising: this head
         alone sees it; under "computed" the question is cut from the span's rows), another of `INTERVENTIONS`, or an object.
@@ -71,8 +71,7 @@ def patch_heads(
     checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
     max_rows : rows of one batch at most (default: sized to memory).
     smallest_effect : of interest, as a share of the median total effect.
-    Source: activation patching as in Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward
-    pass with that edit, at a fraction of the cost (`Model.replay`).
+    Source: Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward pass with that edit.
     """
     options = RunOptions(checkpoint, progress, seed, max_rows)
     check_smallest_effect(smallest_effect)
@@ -148,8 +147,7 @@ class Sweep:
         return at, at
 
     def enters_as(self, other: "Sweep") -> bool:
-        """Tell whether its edits in layer 0 are those of the other, of knockouts: nothing precedes that layer, so all that a
-        head answers to the contrast there is its own read (methods §3, I7 and I14)."""
+        """Tell whether its edits in layer 0 are those of the other, of knockouts (methods §3, I7 and I14)."""
         knockouts = replace(self, intervention=KNOCKOUTS[self.direction])
         return bool(self.contrast.cuts) and self.intervention == PatchZ() and other == knockouts
 
@@ -162,7 +160,7 @@ class Sweep:
 def sweep_heads(
     prepared: Prepared, sweeps: Mapping[str, Sweep], heads: Sequence[Head], *, options: RunOptions = RunOptions()
 ) -> "dict[str, PatchScores]":
-    """Make several sweeps of the same heads and problems, by name: what they share, runs and edits, is made once."""
+    """Make several sweeps of the same heads and problems, by name; what they share is made once."""
     chosen, labels = tuple(heads), list(map(str, heads))
     for sweep in sweeps.values():
         prepared = prepared.under(sweep.contrast)
@@ -250,9 +248,8 @@ class Engine:
     def outcomes(self, edits: Iterable[Row], tick: Tick) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """Read outcomes `[problem, edit]`, and how far a row is off that joins at the same place unedited, `[problem]`.
 
-        Edits come by where they join, none falling; one that changes nothing has the receiving run's outcome exactly. Rows are
-        left unedited for edits of heads, and in half precision, where rounding that is common to the rows that join at one
-        place is taken off. Where memory runs out, passes are halved.
+        Edits come by where they join, none falling; one that changes nothing has the receiving run's outcome exactly. In half
+        precision rounding that is common to the rows that join at one place is taken off.
         """
         base, half, made = self.ends[:, 0], is_half(self.receiving.z[0]), [np.empty((len(self.ends), 0))]
         noise: dict[int, np.ndarray] = {}
@@ -269,7 +266,7 @@ class Engine:
         return np.concatenate(made, 1), noise
 
     def _passed(self, edits: list[Row]) -> tuple[np.ndarray, np.ndarray]:
-        """Read outcomes of one pass, or of several where memory runs out, and where an edit acts, `[problem, edit]` each."""
+        """Read outcomes of a pass (halved where memory runs out), and where an edit acts, `[problem, edit]` each."""
         try:
             acts = self._acting(edits)
             run = [at for at, (_, edited) in enumerate(edits) if edited is None or acts[:, at].any()]
@@ -324,7 +321,7 @@ def _with_unedited(edits: Iterable[Row]) -> Iterator[Row]:
 def _swept(
     engine: Engine, heads: Sequence[Head], tick: Tick, *, first: dict[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Make the arrays of `PatchScores`. `first`: of a sweep whose edits in layer 0 are the same; they are not made again."""
+    """Make the arrays of `PatchScores`. `first`: of a sweep whose edits in layer 0 are the same."""
     info, n = engine.model.info, len(engine.runs.pairs)
     patched, noise = np.full((n, info.n_layers, info.n_heads), np.nan), np.full((n, info.n_layers), np.nan)
     asked = sorted(head for head in heads if first is None or head.layer)
@@ -344,9 +341,7 @@ def _swept(
 class PatchScores(Parts, Measured):
     """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
 
-    `total_effect` is the insertion's own (corrupted - clean) and `effect` the part of it that a head carries: what denoising
-    the head takes out, what noising it brings in. `noise` `[problem, layer]`: how far the outcome of a row was off that went on
-    from that layer unedited (NaN: not swept; None: not measured).
+    `noise` `[problem, layer]`: how far the outcome of a row was off that went on from that layer unedited (None: not measured).
     """
 
     problem_ids: tuple[str, ...]
@@ -377,12 +372,11 @@ class PatchScores(Parts, Measured):
 
     @property
     def sign(self) -> int:
-        """What turns changes of the receiving run into parts of the insertion's effect."""
         return DIRECTIONS[self.direction]
 
     @property
     def effect(self) -> np.ndarray:
-        """The part of the insertion's effect that each head carries, `[problem, layer, head]`, in `unit`."""
+        """What denoising each head takes out of the insertion's effect, or noising brings in, `[problem, layer, head]`."""
         return self.sign * (self.patched - self.receiving[:, None, None]) + 0.0  # no -0
 
     @property
@@ -399,8 +393,7 @@ class PatchScores(Parts, Measured):
 
     @cached_property
     def noise_floor(self) -> float:
-        """The mean over problems of the largest |noise|, in `unit`: what rounding does to a mean effect. A head whose mean
-        effect does not exceed it has no rank."""
+        """The mean over problems of the largest |noise|, in `unit`: a mean effect that does not exceed it has no rank."""
         # of any layer, as a row that joins late has hardly rounded anew, but the run that it continues has
         return float("nan") if self.noise is None else float(np.nanmax(np.abs(self.noise), axis=1).mean())
 
@@ -417,13 +410,11 @@ class PatchScores(Parts, Measured):
 
     @property
     def within_noise(self) -> np.ndarray:
-        """Whether a head's mean effect is no larger than `noise_floor`, in the order of `heads`."""
         return np.abs(self.mean_effect) <= self.noise_floor
 
     def table(self) -> pd.DataFrame:
-        """Return one row per head. What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with
-        more than the smallest effect in it, `p_corrected` (Holm over heads and senses), `median`, `share`. Means, `recovered`
-        and `rank` describe."""
+        """Return one row per head: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the
+        smallest effect in it, `p_corrected` (Holm over heads and senses), `median`, `share`. Means and `rank` describe."""
         fraction, table = self.effect_fraction, pd.DataFrame(head_columns(self.heads) | self.claim_columns())
         recovered = 1 - fraction if self.sign > 0 else fraction
         return table.assign(recovered=recovered, noise=self.noise_floor, rank=self.rank)
@@ -435,8 +426,7 @@ class PatchScores(Parts, Measured):
         return replace(made, unit=WHOLE, below="") if column == "recovered" else made
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per measure, problem and head: outcomes of the `receiving`, `donor` and `patched` runs, and the
-        `effect`."""
+        """Return one tidy row per measure (`receiving`, `donor`, `patched`, `effect`), problem and head."""
         ends = {"receiving": self.receiving, "donor": self.donor}
         measures = {name: np.repeat(values[:, None], len(self.heads), 1) for name, values in ends.items()}
         measures |= {"patched": of_heads(self.patched, self.heads), "effect": self.per_head}

@@ -46,10 +46,9 @@ def transplant_span(
     above 0 in most problems: the span holds something of its own problem that the answer reads. `lost`: what the problem's own
     answer loses with a foreign span. Before the question, behind the same system prompt, both are exactly 0.
 
-    n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
-        those with the same inserted tokens and answers that all differ.
+    n_partners : other problems whose spans are given to each one, 2 or more, drawn among those with the same inserted tokens
+        and answers that all differ.
     outcome : "answer_logprob" or "answer_prob".
-    checkpoint, progress : as in `patch_heads`.
     Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
     """
     options = RunOptions(checkpoint, progress, seed)
@@ -120,10 +119,8 @@ def _span_of(model: Model, pair: PromptPair, sites: Sequence[str]) -> dict[str, 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transplant(Measured):
-    """Outcomes of each problem's run with its own and other problems' spans, `values` `[problem, answer, span]`.
-
-    Place 0 of both is the problem itself, place k its k-th partner (`partners[problem]`, ids).
-    """
+    """Outcomes of each problem's run with its own and other problems' spans, `values` `[problem, answer, span]`: place 0 of
+    both is the problem itself, place k its k-th partner (`partners[problem]`, ids)."""
 
     problem_ids: tuple[str, ...]
     partners: tuple[tuple[str, ...], ...]
@@ -150,15 +147,14 @@ class Transplant(Measured):
         return self.values[:, 0, 0] - self.values[:, 0, 1:].mean(1)
 
     def table(self) -> pd.DataFrame:
-        """Return one row for `carried` and one for `lost`: the median, in how many problems it is above 0, and p (sign test
-        beyond rounding: do most problems show it with one sign?)."""
+        """Return one row for `carried` and one for `lost`: the median, in how many problems it is above 0, p of a sign test."""
         values = self.by_group(np.stack([self.carried, self.lost], 1))
         made = interval_columns("median", median_interval(values, confidence=self.confidence))
         above, p = (values > self.resolution).sum(0), sign_test(values, rounding=self.resolution)
         return pd.DataFrame({"reading": list(READINGS), **made, "above": above, "n": len(values), "p": p})
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per problem, whose answer is read and whose span is there; the problem's own first."""
+        """Return one tidy row per problem, whose answer is read and whose span is there."""
         tables = []
         for problem, partners, values in zip(self.problem_ids, self.partners, self.values, strict=True):
             both = [problem, *partners]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from circuits_under_test import by_site
 from small_results import circuit, confirmed, directed, located, placed, sets_found, spots, traced, transferred
 
 import mless_interp as mi
@@ -87,15 +88,15 @@ def test_ways_of_heads_by_hand() -> None:
 
 def test_sites_and_places_by_hand() -> None:
     sites = placed()
-    assert sites.by_site.shape == (16, 2, 3, 3) and sites.sites == ("resid_pre", "attn_out")
+    assert by_site(sites).shape == (16, 2, 3, 3) and sites.sites == ("resid_pre", "attn_out")
     assert (sites.layers, sites.positions) == ((0, 1, 2), ("0", "-1", "all"))
-    np.testing.assert_array_equal(sites.by_site[:, 1, 2, 0], sites.values[:, 15])
+    np.testing.assert_array_equal(by_site(sites)[:, 1, 2, 0], sites.values[:, 15])
     rows = by_label(sites.table())
     assert rows.loc["Layer 2 resid_pre, token -1", "median"] == pytest.approx(0.9)
     assert rows.loc["Layer 0 attn_out, all tokens", ["median", "sense", "n"]].tolist() == pytest.approx([-0.3, -1, 16])
     assert rows.loc["Layer 1 resid_pre, token 0", "n"] == 15
     where = spots()
-    assert where.by_head.shape == (12, 1, 7) and where.heads == (mi.Head(0, 1),)
+    assert where.values.shape == (12, 7) and where.heads == (mi.Head(0, 1),)
     assert by_label(where.table())["k"].tolist() == [0, 12, 12, 12, 12, 0, 12]
     labels = {"span -1": "token -1 of the span", "span all": "all tokens of the span", "position 3": "position 3"}
     assert all(str(Site("mlp_out", 1, at)) == f"Layer 1 mlp_out, {label}" for at, label in labels.items())
@@ -131,7 +132,7 @@ def test_numbers_of_located_heads_by_hand() -> None:
         share.level == pytest.approx(0.04) and share.unit == WHOLE and found.quantity("removed_median").unit == "nats"
     )
     told, power = found.details(), 100 * detectable_prevalence(N, 12, alpha=0.04)
-    assert any("p < 0.04 after Holm over 12 tests (heads, both sides, both senses)." in each for each in told)
+    assert any("p < 0.04 after Holm over 12 tests (heads, sides, senses)." in each for each in told)
     assert any(f"where it acts in {power:.0f} % of all problems" in each for each in told)
     assert "4 problems are too few to name any of 3 heads" in located(1.0, 4).caveats()[0]
     some = replace(found, settings=found.settings | {"screened": ["L0H1"], "n_candidates": 10})

@@ -24,7 +24,7 @@ def made(**changed: Any) -> Confirmation:
 
 def test_who_is_confirmed_by_hand() -> None:
     found = results.confirmed()
-    assert found.confirmed.tolist() == [True, True, False] and found.same_kind.tolist() == [True, True, False]
+    assert found.confirmed.tolist() == [True, True, False]
     assert found.judged.kinds[:2] == ("reader", "mediator")
     table = found.table().set_index("label")
     assert table.loc["L0H1", "removed_p"] == 6 / 2**10, "Holm over the three claims and both sides, one sense"

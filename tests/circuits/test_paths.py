@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from analyses_under_test import whole
 from architectures_under_test import folder_of
-from circuits_under_test import ByHand
+from circuits_under_test import ByHand, by_site
 from conftest import needs_hooked_transformer
 from located_under_test import pairs_of
 from models_under_test import (
@@ -300,7 +300,7 @@ def test_the_tokens_themselves_carry_everything_and_the_question_nothing(directi
     pairs, controls = with_controls(model)
     options: dict[str, Any] = {"sites": ("resid_pre", "resid_post"), "n_rows": 2, "direction": direction}
     found = mi.patch_sites(model, pairs, control=controls, **options, progress=False)
-    at = {name: found.by_site[:, :, :, place] for place, name in enumerate(found.positions)}
+    at = {name: by_site(found)[:, :, :, place] for place, name in enumerate(found.positions)}
     np.testing.assert_allclose(at["span all"][:, 0, 0], found.total, atol=1e-5)
     np.testing.assert_allclose(at["all"][:, 1, -1], found.total, atol=1e-5)
     assert not any(at[name][:, 0, 0].any() for name in ("0", "1", "-2", "-1"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from architectures_under_test import folder_of
-from circuits_under_test import ByHand
+from circuits_under_test import ByHand, by_site
 from conftest import needs_hooked_transformer
 from models_under_test import hooked, loaded, pairs_for
 
@@ -33,9 +33,9 @@ def test_a_site_is_that_of_a_whole_pass(name: str) -> None:
     hand = ByHand(model, pair)
     first, last = 0, hand.pair.n_after - hand.pair.n_answer - 1
     for kind, layer, (label, row) in product(SITES, (0, 2), (("0", first), ("-1", last))):
-        at = found.by_site[0, SITES.index(kind), layer, found.positions.index(label)]
+        at = by_site(found)[0, SITES.index(kind), layer, found.positions.index(label)]
         assert at == pytest.approx(by_hand(hand, kind, layer, [row]), abs=1e-5), (kind, layer, label)
-    assert np.nanmax(np.abs(found.by_site[0, 1:3])) > 1e-3
+    assert np.nanmax(np.abs(by_site(found)[0, 1:3])) > 1e-3
 
 
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
@@ -45,9 +45,9 @@ def test_the_first_stream_carries_nothing_and_the_last_one_everything(direction:
     options = {"sites": SITES, "n_rows": 2, "contrast": contrast, "direction": direction, "progress": False}
     found = mi.patch_sites(model, pairs_for(model), **options)
     whole = found.positions.index("all")
-    assert not found.by_site[:, 0, 0].any()
-    np.testing.assert_allclose(found.by_site[:, 3, -1, whole], found.total, atol=1e-6)
-    between = found.by_site[:, 0, 1:], found.by_site[:, 3, :-1]  # before a layer, after the one before it
+    assert not by_site(found)[:, 0, 0].any()
+    np.testing.assert_allclose(by_site(found)[:, 3, -1, whole], found.total, atol=1e-6)
+    between = by_site(found)[:, 0, 1:], by_site(found)[:, 3, :-1]  # before a layer, after the one before it
     np.testing.assert_allclose(*between, atol=1e-6)
     assert np.abs(found.total).min() > 1e-3
 
@@ -66,9 +66,9 @@ def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
     places |= {"all": range(start, len(hand.pair.inserted)), "1": [pair.shared[pair.shared >= start][1].item()]}
     for kind, layer, label in product(SITES, (0, 2), places):
         expected = sign * by_hand(hand, kind, layer, [at - start for at in places[label]])
-        at = found.by_site[0, SITES.index(kind), layer, found.positions.index(label)]
+        at = by_site(found)[0, SITES.index(kind), layer, found.positions.index(label)]
         assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
-    np.testing.assert_allclose(found.by_site[:, 3, -1, found.positions.index("all")], found.total, atol=1e-6)
+    np.testing.assert_allclose(by_site(found)[:, 3, -1, found.positions.index("all")], found.total, atol=1e-6)
     assert any("of the span" in name for name in found.table()["label"])
     assert np.abs(found.total).min() > 1e-3
 
@@ -82,12 +82,12 @@ def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
     for row, (pair, n) in enumerate(zip(pairs, lengths, strict=True)):
         alone = mi.patch_sites(model, [pair], n_rows=n_rows, **options)
         here = [found.positions.index(name) for name in alone.positions]
-        np.testing.assert_allclose(found.by_site[row][..., here], alone.by_site[0], atol=1e-6)
-        missing = np.isnan(found.by_site[row, 0, 0])
+        np.testing.assert_allclose(by_site(found)[row][..., here], by_site(alone)[0], atol=1e-6)
+        missing = np.isnan(by_site(found)[row, 0, 0])
         assert (~missing).sum() == min(n, 2 * n_rows) + 1, "every token once, and all"
         assert missing.sum() == len(found.positions) - len(alone.positions)
         here = [found.positions.index(name) for name in long.positions]
-        np.testing.assert_allclose(found.by_site[row][..., here], long.by_site[row], atol=1e-6)
+        np.testing.assert_allclose(by_site(found)[row][..., here], by_site(long)[row], atol=1e-6)
     counts = found.table().set_index(["of_layer", "position"])["n"]
     assert counts[0, str(n_rows - 1)] == sum(n >= 2 * n_rows for n in lengths) and counts[0, "all"] == len(pairs)
     assert 0 < sum(n < 2 * n_rows for n in lengths) < len(pairs)
@@ -101,7 +101,7 @@ def test_all_rows_are_the_sweep_and_the_whole_span_is_the_knockout(name: str, ba
     place: dict[str, Any] = {"before": "question", "after": "question"} if name == "Llama" else {}
     pairs, heads = pairs_for(model, count=2, **place), ["L1H2", "L0H5"]
     found = mi.map_positions(model, pairs, heads, n_rows=2, n_blocks=4, progress=False)
-    at_place = {name: found.by_head[:, :, at] for at, name in enumerate(found.places)}
+    at_place = {name: found.values[:, at :: len(found.places)] for at, name in enumerate(found.places)}
     for name_of_place, edit in (("row all", "z"), ("span all", "knockout")):
         swept = mi.patch_heads(model, pairs, heads=heads, edit=edit, progress=False)
         expected = swept.per_head[:, [swept.heads.index(head) for head in found.heads]]
@@ -113,7 +113,7 @@ def test_blocks_are_parts_of_the_span() -> None:
     model = loaded(folder_of("Llama"), "bridge")
     (pair,) = pairs_for(model, count=1, n_tokens=3)
     found = mi.map_positions(model, [pair], ["L0H1"], n_rows=1, n_blocks=5, progress=False)
-    values = dict(zip(found.places, found.by_head[0, 0], strict=True))
+    values = dict(zip(found.places, found.values[0], strict=True))
     assert [np.isnan(values[f"span block {at}"]) for at in range(5)] == [True, False, True, False, False]
     assert values["span first token"] == pytest.approx(values["span block 1"], abs=1e-6), "two of five are empty"
 
@@ -139,7 +139,7 @@ def test_where_nothing_is_inserted_a_token_is_named_by_its_position() -> None:
             new = torch.where(torch.arange(8)[:, None] == at, put, old)
             runs = (model.run(here, edits=edits).logits for edits in ({}, {name: lambda _, new=new: new}))
             before, after = (float(logits[0, -1].log_softmax(-1)[pairs[row].answer_ids[0]]) for logits in runs)
-            value = found.by_site[row, 0, 1, found.positions.index(label)]
+            value = by_site(found)[row, 0, 1, found.positions.index(label)]
             assert value == pytest.approx(before - after, abs=1e-3), "logits of about 100"
             assert value == 0 or at >= changed[row]
     places = mi.map_positions(model, pairs, ["L0H0"], n_rows=1, **options).places

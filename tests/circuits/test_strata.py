@@ -103,7 +103,7 @@ def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_
     said = "is shown to carry more than 5 % of it in most problems; 4 only in strata of answer: L0H0 (0), L0H1 (1)"
     assert said in found.headline()
     made = found.confirmation
-    assert made is not None and made.confirmed.all() and made.same_kind.all()
+    assert made is not None and made.confirmed.all() and made.kinds_again == made.kinds
     table = found.printed()
     assert set(table["claimed"]) == {"specialist"} and table["strata"].tolist() == table["confirmed_strata"].tolist()
     assert sorted(table["strata"]) == list("0123") and (table["p_corrected"] < 0.04).all()

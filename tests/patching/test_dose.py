@@ -1,5 +1,6 @@
 """Dose-response: a slope of exactly 1 where it must be, the outcome per dose, the script from end to end."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from small_results import doses
 
 from mless_interp.core.heads import Head
 from mless_interp.models.sites import site
-from mless_interp.patching.dose import dose_response, slope_in_log_dose
+from mless_interp.patching.dose import checked_doses, dose_response
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
@@ -63,12 +64,12 @@ def test_outcomes_are_those_of_the_conditions(tiny_model_dir: Any) -> None:
 
 
 def test_slopes_by_hand() -> None:
-    # log2 as a function of ln has slope 1 / ln 2
-    assert slope_in_log_dose(np.array([0.0, 1.0, 2.0]), [1, 2, 4]) == pytest.approx(1 / np.log(2))
-    assert slope_in_log_dose(np.array([[1.0, 1.0], [np.nan, 1.0]]), (1, 2))[0] == 0
-    assert np.isnan(slope_in_log_dose(np.array([np.nan, 1.0]), (1, 2)))
+    held = np.tile(np.log2([1.0, 2.0, 4.0, 8.0])[:, None], (2, 1, 4))
+    held[1, 0, 0] = np.nan
+    slopes = replace(doses(n=2), log_odds={"held": held}).slopes()
+    assert slopes[0] == pytest.approx(1 / np.log(2)) and np.isnan(slopes[1]).tolist() == [True, False, False, False]
     with pytest.raises(ValueError, match="at least two increasing numbers"):
-        slope_in_log_dose(np.array([1.0]), [5])
+        checked_doses([5], "meaningless")
 
 
 def test_the_dose_picked_by_its_effect_has_an_interval_for_all_doses_together() -> None:
