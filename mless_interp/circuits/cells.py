@@ -301,11 +301,6 @@ def measure_cells(
     found = prepared.each(of_unit, label=label, settings=settings, options=options, steps=len(cells))
     patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))
     sign = DIRECTIONS[sweep.direction]
-    return kind(
-        cells=tuple(cells),
-        values=sign * (patched - ends[:, :1]) + 0.0,  # no -0
-        total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
-        seed=options.seed,
-        smallest_effect=smallest_effect,
-        **prepared.fields({**sweep.settings, **named_on(heads, prepared.ids)}),
-    )
+    made = prepared.fields({**sweep.settings, **named_on(heads, prepared.ids)})
+    made |= {"values": sign * (patched - ends[:, :1]) + 0.0, "total": sign * (ends[:, 1] - ends[:, 0]) + 0.0}  # no -0
+    return kind(cells=tuple(cells), seed=options.seed, smallest_effect=smallest_effect, **made)

@@ -173,19 +173,16 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     again = [pair.id for pair in fresh.bare if known(pair) & before]
     mine, theirs = ([pair.problem for pair in prepared.bare] for prepared in (fresh, used))
     if again or (alike := overlap(mine, theirs)):
+        which = f"{len(again) or 'some'} of {len(fresh.ids)} problems to confirm on"
         first = f"first: {again[0]!r}" if again else alike
-        raise ValueError(
-            f"{len(again) or 'some'} of {len(fresh.ids)} problems to confirm on are among those that name the heads, or "
-            f"variants of them: heads cannot be confirmed on the problems that chose them; give others ({first})"
-        )
+        raise ValueError(f"{which} are among those that name the heads, or variants of them: give others ({first})")
     for what in ("insertion", "template"):
         each = ({getattr(pair, what) for pair in prepared.bare} for prepared in (used, fresh))
         ours, other = (sorted({one.label if isinstance(one, Given) else str(one) for one in some}) for some in each)
         if ours != other:
-            raise ValueError(
-                f"the problems to confirm on have another {what} ({', '.join(other)[:99]}) than those that name the heads "
-                f"({', '.join(ours)[:99]}): make both with the same one"
-            )
+            there, here = (", ".join(names)[:99] for names in (other, ours))
+            than = f"another {what} ({there}) than those that name the heads ({here})"
+            raise ValueError(f"the problems to confirm on have {than}: make both with the same one")
     return fresh
 
 
@@ -197,10 +194,8 @@ def _strata(prepared: Prepared, by: str | None) -> tuple[str, ...]:
     lacking = [pair.id for pair, value in zip(prepared.bare, found, strict=True) if not value]
     if lacking:
         known = sorted(set.intersection(*(set(pair.problem.texts) for pair in prepared.bare)) - {"id", "question"})
-        raise ValueError(
-            f"by={by!r}: {len(lacking)} of {len(found)} problems have nothing under that key (first: {lacking[0]!r}); all have "
-            f"{', '.join(known)}"
-        )
+        which = f"{len(lacking)} of {len(found)} problems have nothing under that key (first: {lacking[0]!r})"
+        raise ValueError(f"by={by!r}: {which}; all have {', '.join(known)}")
     return tuple(map(str, found))
 
 
@@ -268,10 +263,9 @@ def check_controls(pairs: Sequence[PromptPair]) -> None:
     }
     for what, names in every.items():
         if len(found := sorted(set(names))) > 1:
-            raise ValueError(
-                f"controls are matched in place and length to one insertion, but the pairs have {len(found)} {what} "
-                f"({', '.join(found[:3])}): locate heads for each one alone, or leave controls out (controls=False)"
-            )
+            have = f"the pairs have {len(found)} {what} ({', '.join(found[:3])})"
+            ways = "locate heads for each one alone, or leave controls out (controls=False)"
+            raise ValueError(f"controls are matched in place and length to one insertion, but {have}: {ways}")
 
 
 def draws_beside(own: Insertion, n_draws: int, seed: int) -> list[int]:

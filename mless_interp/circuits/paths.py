@@ -307,10 +307,9 @@ class PathEffects(cells.CellEffects[Edge], Result):
         for row in table.drop_duplicates(["sender", "receiver"]).itertuples():
             *most, last = row.inputs
             joined, does = ("and", "together") if row.how == "together" else ("or", "in each other's place")
-            found.append(
-                f"{row.sender} -> {row.receiver}: {', '.join(most)} {joined} {last} act {does}, {100 * row.share:z.0f} % at "
-                f"once (interaction {row.interaction:+.4f} {self.unit}, in {row.k} of {row.n} problems)."
-            )
+            inputs = f"{', '.join(most)} {joined} {last} act {does}, {100 * row.share:z.0f} % at once"
+            interaction = f"interaction {row.interaction:+.4f} {self.unit}, in {row.k} of {row.n} problems"
+            found.append(f"{row.sender} -> {row.receiver}: {inputs} ({interaction}).")
         return found
 
     def details(self) -> list[str]:

@@ -71,10 +71,8 @@ def attribute_heads(
     check_count(steps, name="steps")
     n_verified = usual if verify is None else check_count(verify, name="verify", at_least=0)
     if not between.equal_length or (method == "gate_ig" and not between.cuts):
-        raise ValueError(
-            f"{method} does not know contrast {contrast!r}: gate_ig moves gates on what may be seen ('content', 'computed'), "
-            "atp compares runs of equal length ('shift' too); patch_heads knows them all"
-        )
+        needs = "gate_ig needs something to hide ('content', 'computed'), atp runs of equal length ('shift' too)"
+        raise ValueError(f"{method} does not know contrast {contrast!r}: {needs}; patch_heads knows them all")
     prepared = prepare(model, pairs, outcome).under(between)
     refuse_without_gradients(model, f"attribute_heads(method={method!r})")
 

@@ -39,10 +39,8 @@ class Outcome:
         given = {"answer": pair.answer_ids, "solution": pair.solution_ids, "distractor": pair.distractor_ids}
         for what, ids in ((what, given[what]) for what in (self.appended, "distractor")):
             if len(ids) > 1 or max(ids, default=0) >= info.n_classes:
-                raise ValueError(
-                    f"problem {pair.id!r}: its {what} is {list(ids)}, but {info.name} gives one of {info.n_classes} classes: "
-                    f"give a single id from 0 to {info.n_classes - 1}"
-                )
+                classes = f"{info.name} gives one of {info.n_classes} classes: give a single id from 0 to {info.n_classes - 1}"
+                raise ValueError(f"problem {pair.id!r}: its {what} is {list(ids)}, but {classes}")
         return pair.answered(self.appended, unfed=1)
 
     def check(self, pairs: Sequence[PromptPair]) -> None:
@@ -50,9 +48,10 @@ class Outcome:
         wrong = [pair for pair in pairs if self.needs_distractor and _apart(pair) < 0]
         if wrong:
             none, same = "no distractor", "a distractor with which its answer begins, or that begins with it"
+            has = same if wrong[0].distractor_ids else none
+            why = f"so outcome {self.name!r} has no token to compare ({len(wrong)} such problems)"
             raise ValueError(
-                f"problem {wrong[0].id!r} has {same if wrong[0].distractor_ids else none}, so outcome {self.name!r} has no "
-                f"token to compare ({len(wrong)} such problems): give another distractor, or use 'answer_logprob'"
+                f"problem {wrong[0].id!r} has {has}, {why}: give another distractor, or use 'answer_logprob'"
             )
 
 

@@ -85,11 +85,8 @@ class Prepared:
         narrow = min((window for window in self.model.info.windows if window is not None), default=math.inf)
         for pair in self.bare if contrast.conditions[0].hides_own else ():
             if (longest := max(stop - first for first, stop in pair.spans)) >= narrow:
-                raise ValueError(
-                    f"contrast {contrast.name!r} hides the span from itself, but in a layer of {self.model.info.name} a token "
-                    f"sees no more than {narrow} tokens, and the span of problem {pair.id!r} has {longest}: its last tokens "
-                    f"would see nothing; insert fewer than {narrow} tokens"
-                )
+                why = f"the last of {longest} inserted tokens of problem {pair.id!r} would see nothing in a window of {narrow}"
+                raise ValueError(f"contrast {contrast.name!r} hides the span from itself, and {why}: insert fewer")
         if contrast.changes_from != "tokens" or self.beside or not all(pair.given for pair in self.bare):
             return self
         return replace(self, bare=tuple(replace(pair, insertion=REPLACED) for pair in self.bare))
@@ -133,10 +130,8 @@ def prepare(
     read = outcome_named(outcome, signed_for=signed_for)
     if isinstance(pairs, Prepared):
         if pairs.model is not model or pairs.outcome != read:
-            raise ValueError(
-                f"these problems were prepared for outcome {pairs.outcome.name!r} on {pairs.model.info.name}, not for "
-                f"{read.name!r} on {model.info.name}: prepare them anew from the pairs"
-            )
+            here, there = f"{read.name!r} on {model.info.name}", f"{pairs.outcome.name!r} on {pairs.model.info.name}"
+            raise ValueError(f"these problems were prepared for outcome {there}, not for {here}: prepare them anew")
         return pairs
     bare = own_pairs(model, fit_pairs(pairs))
     read.check(bare)
@@ -150,16 +145,12 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
     if not found:
         raise ValueError(f"there are no prompt pairs to {what}")
     if merged := sum(pair.boundary_merge for pair in found):
-        raise ValueError(
-            f"{merged} of {len(found)} pairs merged tokens at the border of a text-level insertion, so their positions "
-            'cannot be aligned: make them with template="raw" for patching'
-        )
+        why = "merged tokens at the border of a text-level insertion, so their positions cannot be aligned"
+        raise ValueError(f'{merged} of {len(found)} pairs {why}: make them with template="raw" for patching')
     # what follows the insertion: the prompt's tokens and, where it is bare, the answer's
     if empty := [pair.id for pair in found if not (pair.n_after or pair.answer_prefix_ids or pair.answer_ids)]:
-        raise ValueError(
-            f"{len(empty)} of {len(found)} pairs have no tokens after the insertion, nor an answer (first: {empty[0]!r}), so "
-            'nothing can change there: insert before="question"'
-        )
+        why = f"have no tokens after the insertion, nor an answer (first: {empty[0]!r}), so nothing can change there"
+        raise ValueError(f'{len(empty)} of {len(found)} pairs {why}: insert before="question"')
     distinct(pair.problem for pair in found)
     return found
 

@@ -103,20 +103,14 @@ class Sweep:
         known = INTERVENTIONS | {"knockout": KNOCKOUTS[direction]}
         intervention = one_of(edit, known, "edit") if isinstance(edit, str) else edit
         if intervention.needs_span and not found.cuts:
-            raise ValueError(
-                f"edit {intervention.name!r} changes which tokens a head sees, so it needs contrast='content', 'computed' or "
-                f"'inside', got {contrast!r}"
-            )
+            why = "changes which tokens a head sees, so it needs contrast='content', 'computed' or 'inside'"
+            raise ValueError(f"edit {intervention.name!r} {why}, got {contrast!r}")
         if intervention.acts_in not in ("", direction):
-            raise ValueError(
-                f"edit {intervention.name!r} changes nothing with direction={direction!r}, where heads already "
-                f"{'see' if direction == 'denoising' else 'cannot see'} the span: use direction={intervention.acts_in!r}"
-            )
+            other = f"use direction={intervention.acts_in!r}"
+            raise ValueError(f"edit {intervention.name!r} changes nothing with direction={direction!r}: {other}")
         if (intervention.needs_equal_length or positions == "all") and not found.equal_length:
-            raise ValueError(
-                f"contrast {contrast!r} joins two lengths, so q, k or v cannot be patched, nor all positions: use 'content', "
-                "'shift' or 'replaced'"
-            )
+            why = "joins two lengths, so q, k or v cannot be patched, nor all positions"
+            raise ValueError(f"contrast {contrast!r} {why}: use 'content', 'shift' or 'replaced'")
         return cls(found, direction, intervention, positions)
 
     @property

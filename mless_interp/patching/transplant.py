@@ -64,11 +64,8 @@ def transplant_span(
     prompts = [[pair.fingerprint() for pair in each] for each in given]
     how: Arguments = {"label": "transplanting spans", "settings": settings, "prompts": prompts, "options": options}
     found = over_pairs(model, prepared.pairs, single(lambda at: _one(model, read, given[at])), **how)
-    return Transplant(
-        partners=tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners),
-        values=np.array(found, dtype=float),
-        **prepared.fields(settings),
-    )
+    names = tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners)
+    return Transplant(partners=names, values=np.array(found, dtype=float), **prepared.fields(settings))
 
 
 def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tuple[int, ...], ...]:
@@ -80,10 +77,8 @@ def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tupl
             if pairs[other].span_ids == pair.span_ids and len(chosen) <= n:
                 chosen.setdefault(pairs[other].answer_ids, other)
         if len(chosen) <= n:
-            raise ValueError(
-                f"problem {pair.id!r} has {len(chosen) - 1} partners among {len(pairs)} problems: a transplant needs {n} "
-                "others with the very same inserted tokens and answers that differ; give more problems, or fewer n_partners"
-            )
+            needs = f"a transplant needs {n} others with the very same inserted tokens and answers that differ"
+            raise ValueError(f"problem {pair.id!r} has {len(chosen) - 1} partners among {len(pairs)} problems: {needs}")
         found.append(tuple(chosen.values())[1:])
     return tuple(found)
 

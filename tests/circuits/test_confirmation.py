@@ -82,7 +82,7 @@ def test_problems_that_named_the_heads_and_other_prompts_are_refused() -> None:
     renamed = [replace(problem, id=f"other {problem.id}") for problem in problems[1:3]]
     rephrased = [replace(problem, question=problems[5].question) for problem in problems[:1]]
     for again, first in ((problems[2:6], problems[2].id), (renamed, renamed[0].id), (rephrased, rephrased[0].id)):
-        words = f"among those that name the heads.*cannot be confirmed .*first: '{first}'"
+        words = f"among those that name the heads.*give others .first: '{first}'"
         refused(words, problems[:4], again)
     for other in (Insertion.meaningless(" /", 19), Insertion.meaningless(" /", 20, before="system")):
         words = "the problems to confirm on have another insertion .* make both with the same one"

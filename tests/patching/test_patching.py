@@ -181,7 +181,7 @@ def test_a_span_hidden_from_itself_has_to_fit_into_the_window(tiny_model_dir: An
     model = loaded(tiny_model_dir("gemma3"), "bridge")
     ask = {"contrast": "inside", "heads": ["L0H0"], "progress": False}
     with pytest.raises(
-        ValueError, match="no more than 16 tokens, and the span of problem 'p0' has 16.*insert fewer than 16"
+        ValueError, match="the last of 16 inserted tokens of problem 'p0' would see nothing.*insert fewer"
     ):
         patch_heads(model, pairs_for(model, n_tokens=16, count=1), **ask)
     assert np.isfinite(patch_heads(model, pairs_for(model, n_tokens=15, count=1), **ask).patched[0, 0, 0])
