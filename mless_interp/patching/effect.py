@@ -339,9 +339,9 @@ def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> lis
     few = statistics.concentration(total)
     if not few.concentrated or len(total) < 6:  # of fewer, one always may
         return []
-    which = f"{100 * few.share:.0f} % of the effect ({listed(ids[at] for at in few.problems)})"
+    carry = f"{len(few.problems)} of {len(total)} problems carry {100 * few.share:.0f} % of the effect"
     mean = f"the mean ranges from {few.low:+.4f} to {few.high:+.4f} {unit}"
-    return [f"{len(few.problems)} of {len(total)} problems carry {which}; without them {mean}."]
+    return [f"{carry} ({listed(ids[at] for at in few.problems)}); without them {mean}."]
 
 
 def share_words(row: Mapping[str, Any] | pd.Series, column: str = "share") -> str:
