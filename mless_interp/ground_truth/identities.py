@@ -38,11 +38,6 @@ class Layer:
     own: Tensor | None
     visible: Tensor
 
-    @property
-    def keys(self) -> dict[str, Tensor]:
-        """The keys, as metrics ask for them."""
-        return {"visible": self.visible, "dest_positions": torch.arange(self.pattern.shape[1]).to(self.visible.device)}
-
     def mask(self, tokens: Tensor) -> Tensor:
         """A mask over tokens as one over the keys."""
         more = self.pattern.shape[2] - len(tokens)
@@ -96,8 +91,8 @@ class Case:
     def parts(self, layer: Layer) -> tuple[Tensor, Tensor]:
         """lambda `[H, shared]` and Sigma `[H, shared, d]` of a run with the span."""
         span = layer.mask(self.pair.span_mask)
-        lam = metrics.retained_mass(layer.pattern, span=span, **layer.keys)[:, self.pair.shared]
-        return lam, span_output(layer.pattern, layer.v, span=span, **layer.keys)[:, self.pair.shared]
+        lam = metrics.retained_mass(layer.pattern, span=span, visible=layer.visible)[:, self.pair.shared]
+        return lam, span_output(layer.pattern, layer.v, span=span, visible=layer.visible)[:, self.pair.shared]
 
     def shared(self, values: Tensor) -> Tensor:
         """`[H, T, ...]` at the tokens that both prompts have."""
@@ -275,8 +270,9 @@ def scale_and_bias(case: Case) -> Finding:
 def entropy_splits(case: Case) -> Finding:
     found = []
     for run in [case.layer("inserted", layer) for layer in case.layers]:
-        between, outside, inside = metrics.entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys)
-        found.append(apart(metrics.attention_entropy(run.pattern, **run.keys), between + outside + inside))
+        span, visible = run.mask(case.pair.span_mask), run.visible
+        between, outside, inside = metrics.entropy_chain(run.pattern, span=span, visible=visible)
+        found.append(apart(metrics.attention_entropy(run.pattern, visible=visible), between + outside + inside))
     return worst(found)
 
 
@@ -288,10 +284,9 @@ def slope_one(case: Case) -> Finding:
         made = pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)
         other = Case(case.model, followed(made)[0])
         scores, rule = other.scores("held"), case.model.attention_rule(0)
-        keys, rows = torch.isfinite(scores), torch.arange(scores.shape[1], device=scores.device)
         inside = with_extra(other.pair.span_mask.to(scores.device), rule)
         after = slice(len(other.pair.base) - other.pair.n_after, None)
-        of_rows = metrics.span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
+        of_rows = metrics.span_log_odds(scores, span=inside, visible=torch.isfinite(scores))
         odds.append(of_rows[:, other.pair.shared][:, after])
     slope = (odds[1] - odds[0]) / math.log(DOSES[1] / DOSES[0])
     return apart(slope, torch.ones_like(slope))

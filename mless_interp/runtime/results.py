@@ -169,14 +169,11 @@ class Result(Grouped):
             n = count_of(len(set(self.groups)), "group")
             said.append(f"These {len(self.groups)} problems are variants in {n}; each group counts once.")
         if dtype in HALF:
-            noise, unit = getattr(self, "noise_floor", np.nan), getattr(self, "unit", "")
-            resolution = getattr(self, "resolution", self.settings.get("resolution"))
+            floor = getattr(self, "rounding", getattr(self, "resolution", self.settings.get("resolution")))
             words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
-            if np.isfinite(noise):
-                words += f"; it moves rows that are not edited by {noise:.1e} {unit}"
-            elif resolution is not None:
-                words += f"; effects up to {resolution:.1e} {unit} are taken for rounding"
-            said.append(f"{words.rstrip()}.")
+            if floor is not None:
+                words += f"; effects up to {floor:.1e} {getattr(self, 'unit', '')}".rstrip() + " are taken for rounding"
+            said.append(f"{words}.")
         return said
 
     def rest(self) -> str:
