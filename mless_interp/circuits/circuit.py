@@ -36,8 +36,6 @@ PARTS = {  # with their headings, in the order of the story
     "transfer": "The effect without the tokens",
 }
 CONTRASTS = ("content", "computed", "inside", "replaced")
-NODES = ("auto", "all", "none")
-MOST_HEADS = 8
 OF_EDGES = 1 - (1 - CONFIDENCE) / 2
 """Confidence of the edges of each direction: both directions are one family of tests."""
 PRINTED = ("edges", "sets", "direct", "transfer", "positions", "sufficient", "sites")
@@ -151,7 +149,7 @@ def trace_circuit(
     outcome: str = "answer_logprob",
     mlps: str = "auto",
     n_rows: int = N_ROWS,
-    most_heads: int = MOST_HEADS,
+    most_heads: int = 8,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -173,7 +171,7 @@ def trace_circuit(
     """
     several_of(tuple(parts), PARTS, "part of a circuit")
     one_of(contrast, CONTRASTS, "contrast of a circuit")
-    one_of(mlps, NODES, "mlps")
+    one_of(mlps, ("auto", "all", "none"), "mlps")
     named_on, others = tuple(pairs), None if fresh is None else tuple(fresh)
     measured = others or named_on
     located = heads if isinstance(heads, LocatedHeads) else None

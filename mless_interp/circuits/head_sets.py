@@ -28,8 +28,6 @@ from ..statistics import CONFIDENCE, Prevalence, derive_generator, fewest_proble
 from .cells import Asked, heads_of, named_on, named_words
 from .locate import fresh_problems
 
-SHARE = 0.8
-"""How much of the median effect a set must bring, or take away."""
 N_CANDIDATES = 32
 """Of all heads, the best by gate gradient are tried."""
 SIDES = ("sufficient", "necessary")
@@ -53,7 +51,7 @@ def minimal_sets(
     fresh: Iterable[PromptPair] | Prepared | None = None,
     contrast: str = "content",
     outcome: str | Outcome = "answer_logprob",
-    share: float = SHARE,
+    share: float = 0.8,
     max_heads: int = 16,
     n_random_sets: int = 100,
     checkpoint: str | Path | None = None,

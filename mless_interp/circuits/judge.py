@@ -169,7 +169,6 @@ class Judged:
 
     @property
     def sides(self) -> dict[str, Prevalence]:
-        """side -> the tests of all heads over all problems, `[sense, head]`."""
         return {side: test.of(0) for side, test in self._tests.items()}
 
     def within(self, stratum: str) -> dict[str, Prevalence]:
@@ -241,7 +240,6 @@ class Judged:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """One of `KINDS` for each head."""
         sure = {measure: self._sure(p) for measure, p in self.parts.items()}
         return tuple(self._kind(at, {name: bool(p[at]) for name, p in sure.items()}) for at in range(len(self.heads)))
 

@@ -136,7 +136,6 @@ def locate_heads(
     rules: Arguments = {"smallest_effect": smallest_effect, "confidence": confidence}
 
     def fields(of: Prepared, told: Settings = UNTOLD) -> Arguments:
-        """What both results have, by the same rules."""
         return {"strata": _strata(of, by), "seed": seed, **rules, **of.fields(settings | told)}
 
     located = LocatedHeads(heads=family, patches=replace(patches, **rules), **(fields(prepared) | made))

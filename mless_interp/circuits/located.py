@@ -15,7 +15,6 @@ from ..patching.effect import SMALLEST_EFFECT, WHOLE, concentration_words
 from ..patching.knockouts import JointKnockout, ReadEffects
 from ..patching.prepared import Settings
 from ..patching.sweep import PatchScores
-from ..prompts.conditions import CONTRASTS, Contrast
 from ..runtime import results
 from ..runtime.columns import Column, Table, columns_of
 from ..runtime.results import Grouped, Quantity, Result, Shown, ShownTable
@@ -83,7 +82,7 @@ class Verdicts(Grouped):
 
     @property
     def claims(self) -> Claims | None:
-        """What was claimed of the heads on other problems, if anything was."""
+        """What was claimed of the heads on other problems."""
         return None
 
     @cached_property
@@ -380,14 +379,11 @@ class LocatedHeads(Verdicts, Result):
     def control_table(self) -> pd.DataFrame:
         return super().control_table() if self.confirmation is None else self.confirmation.control_table()
 
-    @property
-    def contrast(self) -> Contrast:
-        return CONTRASTS[self.settings.get("contrast", "content")]
-
     def headline(self) -> str:
         s, effect, made = self.settings, self.judged.effect, self.confirmation
         whole = effect.headline(s["insertion"], s["outcome"], self.unit)
-        whole += f" ({self.contrast.name})" * (self.contrast.name not in ("total", "content"))
+        if (contrast := s.get("contrast", "content")) not in ("total", "content"):
+            whole += f" ({contrast})"
         unused = f", and the {s['n_fresh']} fresh problems were not used" if s.get("n_fresh") else ""
         if not self.established:
             return f"{whole}, so no head is named{unused}."
@@ -421,7 +417,7 @@ class LocatedHeads(Verdicts, Result):
         s, judged, made = self.settings, self.judged, self.confirmation
         n, n_heads = judged.effect.n, len(self.heads)
         what = f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested"
-        whole = judged.effect.details(self.unit, self.contrast.name)
+        whole = judged.effect.details(self.unit, s.get("contrast", "content"))
         found = [f"{what} ({s['swept']}), outcome {s['outcome']}.", whole]
         if s.get("screened") is not None:
             left = count_of(s["n_candidates"] - n_heads, "head")

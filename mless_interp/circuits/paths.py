@@ -216,7 +216,6 @@ def trace_paths(
 def _among(
     model: Model, layers: Layers, heads: cells.Asked | None, mlps: str | Iterable[int], inputs: tuple[str, ...]
 ) -> tuple[Edge, ...]:
-    """All edges among these parts and into the logits."""
     if heads is None:
         raise ValueError("trace_paths needs heads (a list, or what locate_heads gave) or edges")
     several_of(inputs, (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS), "input")

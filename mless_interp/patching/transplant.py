@@ -25,7 +25,6 @@ READINGS = {
     "carried": "The transplanted span raises its own problem's answer",
     "lost": "the problem's own answer loses with a foreign span",
 }
-"""The measures of a transplant and their words."""
 
 
 @checked
