@@ -115,12 +115,7 @@ class Certificate(Result):
 
 
 @checked
-def certify_model(
-    model: Model,
-    pairs: Iterable[PromptPair] | None = None,
-    *,
-    progress: bool = True,
-) -> Certificate:
+def certify_model(model: Model, pairs: Iterable[PromptPair] | None = None, *, progress: bool = True) -> Certificate:
     """Run the self-check and the exact identities (methods §3) on a loaded model; nothing is raised for what fails.
 
     `pairs`: the prompts to run them on (default: `short_pairs`). The largest error over the prompts is compared with the

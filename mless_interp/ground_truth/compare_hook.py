@@ -266,9 +266,10 @@ def _first_difference(
         return f"it leaves {listed(asked)} as it is; it changes {_changed(model, changes[0], plain, hooked)}", error
     if not begun and what != listed(asked):
         return f"it changes {what}, not {listed(asked or heads)}", error
-    rows, off = (_rows(model, run[first], hooked[first]) for run in (plain, exact))
+    at = range(len(hooked[first]))
+    rows, off = ([i for i in at if _differs(model, run[first][i], hooked[first][i])] for run in (plain, exact))
     if not begun and not {*rows} & {*off}:
-        return f"it changes {'the last row' if rows == [len(plain[first]) - 1] else _span('row', rows)} only", error
+        return f"it changes {'the last row' if rows == [at[-1]] else _span('row', rows)} only", error
     own = " in rows of the inserted tokens themselves" * bool(pair.span_mask[off].all())
     return f"it gives {_changed(model, first, exact, hooked)} other values than that edit{own}", error
 
@@ -285,10 +286,6 @@ def _changed(model: Model, name: str, right: Activations, hooked: Activations) -
     off = ~((old - new).abs().amax(0) <= tolerance_of(model) * old.abs().max())  # NaN, too
     part = "" if off.all() else f"{_span('coordinate', off.nonzero()[:, 0].tolist())} of "
     return f"{part}{name}{f', {MIXED}' if what == 'hook_attn_out' else ''}"
-
-
-def _rows(model: Model, one: Tensor, other: Tensor) -> list[int]:
-    return [row for row in range(len(one)) if _differs(model, one[row], other[row])]
 
 
 def _why_none(model: Model, calls: Counter[str]) -> str:

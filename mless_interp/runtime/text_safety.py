@@ -25,10 +25,6 @@ def code_of(character: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """A model's name: of a whole path its last part.
-
-    >>> short_name("/models/demo"), short_name("Qwen/Qwen2.5-7B")
-    ('demo', 'Qwen/Qwen2.5-7B')
-    """
+    """A model's name: of a whole path its last part."""
     path = PurePath(name)
     return path.name if path.is_absolute() and path.name else name
