@@ -35,7 +35,7 @@ from ..runtime.results import Result, Shown, ShownTable, interval_columns, limit
 from ..runtime.text_safety import one_line
 from ..scores.catalogue import metric_named
 from ..scores.score import HeadScores, score_heads
-from ..statistics import CONFIDENCE, Interval, defined_mean
+from ..statistics import CONFIDENCE, defined_mean
 from . import INCLUDED
 from .command_line import problems_of
 
@@ -267,16 +267,10 @@ class StudyResult(Result):
         p = table["p"].to_numpy(dtype=float)
         return table.assign(p_corrected=statistics.holm(p) if np.isfinite(p).any() else p)
 
-    def _attention_to(self, insertion: str, metric: str) -> tuple[np.ndarray, Interval]:
-        """A metric of the runs with this insertion, mean over heads where it is defined, `[problem]`; and that mean over
-        problems with its interval (no limits where it is infinite on one)."""
+    def _attention_to(self, insertion: str, metric: str) -> np.ndarray:
+        """Return a metric of the runs with this insertion, mean over heads where it is defined, `[problem]`."""
         made = self.attention[insertion]
-        values = defined_mean(of_heads(made.of(metric, "inserted"), made.heads), axis=1)
-        finite, unknown = np.where(np.isinf(values), np.nan, values), np.array(np.nan)
-        mean = statistics.mean_interval(made.by_group(finite), confidence=made.confidence, seed=made.seed)
-        if np.isinf(values).any():
-            mean = replace(mean, estimate=defined_mean(values), low=unknown, high=unknown)
-        return values, mean
+        return defined_mean(of_heads(made.of(metric, "inserted"), made.heads), axis=1)
 
     def table(self) -> pd.DataFrame:
         """Return one row per insertion: the median effect of each contrast (`content_median`, `_k` of `_n` problems of its
@@ -291,9 +285,13 @@ class StudyResult(Result):
                 row |= {f"{contrast}_{end}": value for end, value in effect_of[name, contrast].items()}
             if scores := self.attention.get(name):
                 for metric in scores.metrics:
-                    values, mean = self._attention_to(name, metric)
+                    values = self._attention_to(name, metric)
+                    finite = scores.by_group(np.where(np.isinf(values), np.nan, values))
+                    mean = statistics.mean_interval(finite, confidence=scores.confidence, seed=scores.seed)
                     row |= {each: float(end) for each, end in interval_columns(metric, mean).items()}
-                    row[f"{metric}_n"] = int((~np.isnan(values)).sum())
+                    if np.isinf(values).any():  # on one problem, so the mean has no limits
+                        row |= {metric: defined_mean(values), f"{metric}_ci_low": np.nan, f"{metric}_ci_high": np.nan}
+                    row[f"{metric}_n"] = (~np.isnan(values)).sum()
                 uniform = scores.null["span_mass"]["inserted"][:, [head.layer for head in scores.heads]]
                 row["span_mass_null"] = float(defined_mean(uniform.ravel()))
                 row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
@@ -318,7 +316,7 @@ class StudyResult(Result):
             parts += [(insertion, name, each.problem_ids, each.total_effect, each.unit) for name, each in made.items()]
         for insertion, scores in self.attention.items():
             for metric in scores.metrics:
-                values, unit = self._attention_to(insertion, metric)[0], metric_named(metric).unit
+                values, unit = self._attention_to(insertion, metric), metric_named(metric).unit
                 parts.append((insertion, metric, scores.problem_ids, values, unit))
         if (answers := self.answers) is not None:
             right = zip(answers.treatments, answers.share_right().T, strict=True)
@@ -348,16 +346,14 @@ class StudyResult(Result):
         tested, told = self.effect_table().dropna(subset="p"), super().caveats()
         n, m = tested["n"].max(), len(tested)
         if m and n < (needed := statistics.fewest_problems(2 * m, alpha=1 - self.confidence)):
-            few = f"{count_of(n, 'problem')} are too few to establish any of {m} effects; {needed} problems are needed."
-            told.insert(0, few)
+            told = [f"{n} problems are too few to establish any of {m} effects; {needed} problems are needed.", *told]
         return told[:3]
 
     def details(self) -> list[str]:
-        effects = f"Contrasts {', '.join(self.contrasts)}, outcome {self.outcome}"
+        effects, n = f"Contrasts {', '.join(self.contrasts)}, outcome {self.outcome}", len(self.located)
         found = [f"{effects}; p of sign tests after Holm over all {len(self.insertions) * len(self.contrasts)}."]
-        if self.located:
-            n = count_of(len(self.located), "insertion")
-            found.append(f"Heads are named for {n}, each at {1 - self.confidence:.3g} / {len(self.located)}.")
+        if n:
+            found.append(f"Heads are named for {count_of(n, 'insertion')}, each at {1 - self.confidence:.3g} / {n}.")
         return found
 
     def shown(self) -> Shown:
