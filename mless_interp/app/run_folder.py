@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..models.base import Model
     from ..prompts.pairs import PromptPair
     from ..runtime.results import Result
-    from ..views.circuitsvis import PairAttention
     from ..views.report import Report
 else:
     Report = Any  # a command that only computes imports no page
@@ -167,7 +166,7 @@ def _keep(options: line.Saving, name: str, computed: Computed) -> None:
 
 def shown_attention(
     model: "Model", pairs: "Sequence[PromptPair]", heads: Sequence[Head | str], name: str = "attention"
-) -> "dict[str, PairAttention]":
+) -> dict[str, object]:
     """Return the attention that a page shows, on the first problem; nothing where the model has no patterns."""
     from ..views.circuitsvis import read_attention
 

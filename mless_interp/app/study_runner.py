@@ -290,7 +290,8 @@ class StudyResult(Result):
                     mean = statistics.mean_interval(finite, confidence=scores.confidence, seed=scores.seed)
                     row |= {each: float(end) for each, end in interval_columns(metric, mean).items()}
                     if np.isinf(values).any():  # on one problem, so the mean has no limits
-                        row |= {metric: defined_mean(values), f"{metric}_ci_low": np.nan, f"{metric}_ci_high": np.nan}
+                        row[metric] = float(defined_mean(values))
+                        row[f"{metric}_ci_low"] = row[f"{metric}_ci_high"] = np.nan
                     row[f"{metric}_n"] = (~np.isnan(values)).sum()
                 uniform = scores.null["span_mass"]["inserted"][:, [head.layer for head in scores.heads]]
                 row["span_mass_null"] = float(defined_mean(uniform.ravel()))
