@@ -412,7 +412,7 @@ class ReadEffects(Parts, Measured):
         else:
             tests = f"p < {self.level:.3g} after Holm over {np.isfinite(self._corrected).sum()} tests"
             how = tests if self.chosen_elsewhere else CHOSEN_HERE
-            first = f"In most problems (smallest effect {self.whole.delta_words(self.unit)}; {how}):"
+            first = f"Shown in most problems (smallest effect {self.whole.delta_words(self.unit)}; {how})."
         return [first, *map(self._conclusion, range(len(self.heads)))]
 
     def _amount(self, at: int, k: int) -> str:
