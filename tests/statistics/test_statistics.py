@@ -162,6 +162,7 @@ def test_all_problems_may_change_and_the_exact_test_decides_at_its_border() -> N
     found = st.paired_difference(2, 3, 5)
     assert found.n == 5 and found.estimate == pytest.approx(0.2)
     assert float(st.paired_difference(0, 5, 5).high) == 1.0 and float(st.paired_difference(5, 0, 5).low) == -1.0
+    assert st.mcnemar(0, 0) == 1.0
     assert st.mcnemar(0, 2) == 0.5  # not below: the interval holds 0
     assert float(st.paired_difference(0, 2, 200, confidence=0.5).low) <= 0.0
     assert (found.method, found.confidence, str(found.flag)) == ("tango", 0.95, "")
@@ -306,7 +307,8 @@ def test_exchanging_two_problems_turns_their_margin_and_token_priors_cancel() ->
     np.testing.assert_allclose(st.swap_margins(values[[1, 0, 3, 2]], labels, partners), -margins)
     moved = values + draw.normal(size=(1, 3, 2)) + draw.normal(size=(4, 1, 2))
     np.testing.assert_allclose(st.swap_margins(moved, labels, partners), margins)
-    assert np.isnan(st.swap_margins(values, labels, np.array([1, 0, -1, -1]))[2:]).all()
+    alone = st.swap_margins(values, labels, np.array([1, 0, -1, -1]))
+    np.testing.assert_array_equal(np.isnan(alone).reshape(4, -1).all(1), [False, False, True, True])
 
 
 def test_probes_learn_from_earlier_pairs_alone() -> None:
