@@ -43,7 +43,7 @@ class Completion:
     stop: str
 
     def text(self, tokenizer: Tokenizer) -> str:
-        """The completion as text, without its end-of-sequence token and other special tokens."""
+        """Return the completion as text, without its end-of-sequence token and other special tokens."""
         ids = self.tokens[:-1] if self.stop == "eos" else self.tokens
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
@@ -93,7 +93,7 @@ def decoding_for(model: Model, *, knockout: Iterable[Head | str] = (), **options
 
 
 def stop_ids_of(model: Model) -> frozenset[int]:
-    """Every end-of-sequence id that the generation config, the model's config or the tokenizer names."""
+    """Return every end-of-sequence id that the generation config, the model's config or the tokenizer names."""
     named = [getattr(model.tokenizer, "eos_token_id", None)]
     if (module := model.hf_model) is not None:
         configs = (getattr(module, "generation_config", None), module.config.get_text_config())
@@ -125,7 +125,7 @@ class Row:
         return float(self._sampling.random())
 
     def redrawn(self, activations: Tensor, layer: int) -> Tensor:
-        """The redistribution of this step's activations `[token, d_mlp]`: the prompt's, or one token's."""
+        """Return the redistribution of this step's activations `[token, d_mlp]`: the prompt's, or one token's."""
         arm, step = self.decoding.arm, len(self.tokens)
         assert arm is not None
         if step and arm.prefill_only:
@@ -134,7 +134,7 @@ class Row:
         return arm.redistribute(activations, generator=generator).to(activations.dtype)
 
     def all_redrawn(self, activations: Tensor, layer: int) -> Tensor:
-        """The same of all tokens so far, where no cache keeps what was drawn for earlier ones."""
+        """Return the same of all tokens so far, where no cache keeps what was drawn for earlier ones."""
         kept = self._kept.get(layer, activations[:0])
         self._kept[layer] = torch.cat([kept, self.redrawn(activations[len(kept) :], layer)])
         return self._kept[layer]
@@ -195,7 +195,7 @@ class CompletionEngine:
 
 
 def sampled(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float = 1.0) -> Tensor:
-    r"""One token per row, by inverting the distribution function at one uniform number per row.
+    r"""Return one token per row, by inverting the distribution function at one uniform number per row.
 
     $$ p = \operatorname{softmax}(\text{logits} / \text{temperature}), \qquad
        t = \min \{ i : \textstyle\sum_{j \le i} p_j > u \sum_j p_j \} $$
@@ -231,7 +231,7 @@ def check_finite(rows: Sequence[Row], logits: Tensor) -> None:
 
 
 def next_tokens(rows: Sequence[Row], logits: Tensor, decoding: Decoding) -> Tensor:
-    """The next token of every row `[row]` from its logits `[row, vocab]`; rows that have stopped draw nothing."""
+    """Return the next token of every row `[row]` from its logits `[row, vocab]`; rows that have stopped draw nothing."""
     check_finite(rows, logits)
     if decoding.temperature == 0:
         return logits.argmax(-1)

@@ -160,7 +160,7 @@ LEAST_SHARED = 8
 
 
 def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
-    """How many first tokens the rows of a batch have in common and may compute together (0: too few to be worth it).
+    """Return how many first tokens the rows of a batch have in common and may compute together (0: too few to be worth it).
 
     Padding then stands behind the prefix, so layers with a sliding window, which count by index, rule it out; so does ARM,
     whose statistics are over the whole prompt.
@@ -208,13 +208,13 @@ def _pad_id(model: Model, decoding: Decoding, taken: set[int]) -> int:
 
 
 def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
-    """The span in a padded row, whose padding stands behind the shared prefix."""
+    """Return the span in a padded row, whose padding stands behind the shared prefix."""
     start, last = row.span[0], row.span[1] - 1
     return start + pad * (start >= shared), last + pad * (last >= shared) + 1
 
 
 def attentions_of(model: Model) -> dict[int, Foreign]:
-    """The attention module of each decoder layer whose name is known: where masks are put."""
+    """Return the attention module of each decoder layer whose name is known: where masks are put."""
     parts = enumerate(getattr(model, "parts", ()))
     return {at: part.module.get_submodule(part.attention_path) for at, part in parts if part.attention is not None}
 

@@ -82,7 +82,7 @@ def _started() -> "subprocess.Popen[str]":
 
 @lru_cache
 def _worker_of(pid: int) -> _Worker:
-    """A process's own worker: a forked process must not read the answers to its parent's questions."""
+    """Return a process's own worker: a forked process must not read the answers to its parent's questions."""
     return _Worker()
 
 

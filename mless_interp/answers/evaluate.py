@@ -139,7 +139,7 @@ def check_asked(
     batch_size: int | None = None,
     engine: str | Vllm = "auto",
 ) -> tuple[Treatment, ...]:
-    """The treatments; errors for all that `evaluate_accuracy` can refuse without a model, before one is loaded."""
+    """Return the treatments; errors for all that `evaluate_accuracy` can refuse without a model, before one is loaded."""
     chosen = as_treatments(treatments)
     for name, count in {"n_samples": n_samples, "batch_size": batch_size}.items():
         check_count(1 if count is None else count, name=name)
@@ -196,7 +196,7 @@ def _ready(
     max_new_tokens: int | None,
     **decoding: Any,
 ) -> tuple[CompletionEngine, list[_Run]]:
-    """What answers, and every treatment's requests, all of them checked."""
+    """Return what answers, and every treatment's requests, all of them checked."""
     model.need_tokenizer("evaluate_accuracy")
     check_known(model.tokenizer, problems)
     prompts = [_requests(model, problems, treatment, template) for treatment in treatments]
@@ -217,7 +217,7 @@ def _ready(
 def _requests(
     model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
 ) -> tuple[Request, ...]:
-    """One request per problem, keyed by its id."""
+    """Return one request per problem, keyed by its id."""
     if treatment.insertion is None:
         return tuple(Request(build_prompt(model.tokenizer, each, template).ids, each.id) for each in problems)
     pairs = pairs_of_any(model, problems, treatment.insertion, template=template)
@@ -241,7 +241,7 @@ def _answer(
     saved: Checkpoint,
     bar: Bar,
 ) -> list[Answer]:
-    """All answers under one treatment as rows, each onto the disk as it ends."""
+    """Return all answers under one treatment as rows, each onto the disk as it ends."""
     places = {_key(problem, n): (problem, n) for problem in golds for n in range(n_samples)}
     lines = {key: _line(run.name, *place) for key, place in places.items()}
     found: dict[str, Answer] = {key: kept for key, line in lines.items() if (kept := saved.get(line)) is not None}
@@ -274,10 +274,10 @@ def _graded(completion: Completion, tokenizer: Tokenizer, gold: str) -> Answer:
 
 
 def _line(treatment: str, problem: str, sample: int) -> str:
-    """The name of an answer on the disk."""
+    """Return the name of an answer on the disk."""
     return json.dumps([treatment, problem, sample], ensure_ascii=False)
 
 
 def _key(problem: str, sample: int) -> str:
-    """What a row's random numbers are keyed by: the problem's id, and the sample where it is not the first."""
+    """Return what a row's random numbers are keyed by: the problem's id, and the sample where it is not the first."""
     return problem if sample == 0 else json.dumps([problem, sample])

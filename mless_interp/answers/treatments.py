@@ -50,7 +50,7 @@ class Treatment:
 
 
 def as_treatment(thing: object) -> Treatment:
-    """A `Treatment` from what users write: None (nothing is done), an insertion, ARM, or a treatment itself."""
+    """Return a `Treatment` from what users write: None (nothing is done), an insertion, ARM, or a treatment itself."""
     match thing:
         case None | Insertion():
             return Treatment(thing)

@@ -118,7 +118,7 @@ class VllmEngine(CompletionEngine):
             finished([row])
 
     def _begun(self, need: int) -> "_Process":
-        """The process, with a context of so many tokens or more."""
+        """Return the process, with a context of so many tokens or more."""
         if self._process is None or self._process.context < need:
             if self._process is not None:
                 self._process.end()
@@ -142,7 +142,7 @@ class _Process:
         self._read()
 
     def answers(self, batch: Sequence[Options]) -> Iterator[Options]:
-        """The answers to a batch, each as it ends; whoever leaves early ends the process."""
+        """Yield the answers to a batch, each as it ends; whoever leaves early ends the process."""
         try:
             self._write(batch)
             while "ended" not in (line := self._read()):

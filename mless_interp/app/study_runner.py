@@ -366,7 +366,7 @@ class StudyResult(Result):
 
 
 def _listed(heads: Mapping[Head, str]) -> str:
-    """Heads by their kinds: L0H1, L0H2 (reader); L1H0 (mediator)."""
+    """Return heads by their kinds: L0H1, L0H2 (reader); L1H0 (mediator)."""
     kinds = {kind: [str(head) for head, one in heads.items() if one == kind] for kind in heads.values()}
     return "; ".join(f"{', '.join(names)} ({kind})" for kind, names in kinds.items()) or "none"
 

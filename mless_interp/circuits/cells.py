@@ -47,7 +47,7 @@ class Cells(Parts, Grouped, Generic[Cell]):
         return tuple(cell for cell, p in zip(self.cells, self.p_corrected, strict=True) if p < self.level)
 
     def _named(self) -> dict[str, list[str | int]]:
-        """The columns that name cells: the label, then what the label consists of."""
+        """Return the columns that name cells: the label, then what the label consists of."""
         columns: dict[str, list[str | int]] = {"label": list(map(str, self.cells))}
         for each in fields(self.cells[0]) if is_dataclass(self.cells[0]) else ():
             parts = [getattr(cell, each.name) for cell in self.cells]
@@ -101,7 +101,7 @@ class CellEffects(Cells[Cell]):
 
 
 def of_cells(name: str) -> property:
-    """A property: what the cells of a result have under this name, each once, in their order."""
+    """Return a property: what the cells of a result have under this name, each once, in their order."""
     return property(lambda self: tuple(dict.fromkeys(getattr(cell, name) for cell in self.cells)))
 
 
@@ -115,7 +115,7 @@ def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
 
 
 def heads_of(model: Model, heads: Asked | None, what: str) -> tuple[Head, ...]:
-    """The heads asked for (None: all), or those that locating named."""
+    """Return the heads asked for (None: all), or those that locating named."""
     if isinstance(heads, LocatedHeads):
         if not heads.found:
             raise ValueError(f"locating named no head, so there is none to {what}: give heads=[...]")
@@ -157,13 +157,13 @@ class Flow(Engine):
     # Each of these is a change of the receiving run's stream, `[problem, changed, d_model]`.
 
     def head_writes(self, head: Head) -> Tensor:
-        """What the sweep's edit of one head adds where the head writes."""
+        """Return what the sweep's edit of one head adds where the head writes."""
         z = self.receiving.z[head.layer]
         change = self._put(z[:, :, head.head], self.new_z(head.layer)[:, :, head.head])
         return self.output(head.layer).change(z, head.head, change)
 
     def part_writes(self, layer: int, part: str) -> Tensor:
-        """What the donor has more than the receiving run: in a layer's input or output, or of what a part of it adds."""
+        """Return what the donor has more than the receiving run: in a layer's input or output, or of what a part of it adds."""
         there, here = (self._part(run, layer, part) for run in (self.donor, self.receiving))
         return self._put(here, there[:, self.there.to(there.device)])
 
@@ -181,11 +181,11 @@ class Flow(Engine):
         return self._mlp(layer, self.stepper.stream(run, mlp_reads(self.layers, layer)))
 
     def _mlp(self, layer: int, resid: Tensor) -> Tensor:
-        """What a layer's MLP adds, of a stream that may be finer than what it reads."""
+        """Return what a layer's MLP adds, of a stream that may be finer than what it reads."""
         return self.layers.mlp_out(layer, resid.to(self.receiving.z[layer].dtype))
 
     def mlp_answers(self, layer: int, change: Tensor) -> Tensor:
-        """What a layer's MLP adds more where `change` is added to its input alone."""
+        """Return what a layer's MLP adds more where `change` is added to its input alone."""
         base = self.kept("mlp input", layer, lambda: self.stepper.stream(self.receiving, mlp_reads(self.layers, layer)))
         old = self.kept("mlp", layer, lambda: self._mlp(layer, base))
         change = change.to(base)
@@ -244,7 +244,7 @@ def compared(
     outcome: str | Outcome,
     control: Iterable[PromptPair] | None,
 ) -> tuple[Prepared, Sweep]:
-    """Problems and a sweep of z; with a `control`, the same problems' pairs, its tokens are the clean ones."""
+    """Return problems and a sweep of z; with a `control`, the same problems' pairs, its tokens are the clean ones."""
     prepared = prepare(model, pairs, outcome)
     if control is None:
         return prepared, Sweep.named(contrast, direction)

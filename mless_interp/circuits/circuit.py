@@ -79,7 +79,7 @@ class Circuit(Result):
         return {name: part for name, part in self.parts().items() if isinstance(part, CellEffects)}
 
     def table(self) -> pd.DataFrame:
-        """One row per cell (of heads' ways, edges, sites, positions) that most problems show."""
+        """Return one row per cell (of heads' ways, edges, sites, positions) that most problems show."""
         parts = self._of_cells().items()
         found = [part.table().query("p_corrected < @part.level")[CELLS].assign(part=name) for name, part in parts]
         return pd.concat(found or [pd.DataFrame(columns=["part", *CELLS])])[["part", *CELLS]]
@@ -252,7 +252,7 @@ def _too_many_edges(model: Model, heads: Sequence[Head], n: int) -> str:
 
 
 def _why_not(named_on: Sequence[PromptPair], fresh: Sequence[PromptPair] | None, contrast: str) -> dict[str, str]:
-    """What speaks against measuring parts; "" where nothing does."""
+    """Return what speaks against measuring parts; "" where nothing does."""
     n, test = (len({pair.problem.group or pair.id for pair in pairs}) for pairs in (named_on, fresh or ()))
     search, test = ((n + 1) // 2, n // 2) if fresh is None else (n, test)
 

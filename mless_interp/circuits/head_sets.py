@@ -121,7 +121,7 @@ def minimal_sets(
 
 
 def halves(prepared: Prepared, fresh: Iterable[PromptPair] | Prepared | None) -> tuple[Prepared, Prepared]:
-    """The problems to search and those to confirm on: fresh ones, checked to be so, or every second one."""
+    """Return the problems to search and those to confirm on: fresh ones, checked to be so, or every second one."""
     if fresh is not None:
         return prepared, fresh_problems(prepare(prepared.model, fresh, prepared.outcome), prepared)
     return prepared.halves()
@@ -174,12 +174,12 @@ class _Search:
         return np.median(self.whole.units(effects), axis=0) if sets else np.zeros(0)
 
     def in_doubt(self, candidates: Sequence[Head]) -> Members:
-        """The candidates by what each does alone, open or closed; those that do little stay in their order behind."""
+        """Return the candidates by what each does alone, open or closed; those that do little stay in their order behind."""
         alone = np.max([self._medians(side, [(head,) for head in candidates]) for side in SIDES], axis=0)
         return tuple(candidates[at] for at in np.argsort(-np.where(alone > self.little, alone, 0), kind="stable"))
 
     def found(self, side: str, order: Sequence[Head], most: int) -> tuple[tuple[Members, ...], Members]:
-        """The sets on the way, and the set: empty where none was found."""
+        """Return the sets on the way, and the set: empty where none was found."""
         chosen: Members = ()
         waiting, steps, best = list(order), [], 0.0
         while best < self.target and waiting and len(chosen) < most:
@@ -199,7 +199,7 @@ class _Search:
         return tuple(steps), chosen
 
     def swaps(self, side: str, chosen: Members, order: Sequence[Head]) -> tuple[Members, ...]:
-        """The sets with one member replaced by another candidate that reach the target too."""
+        """Return the sets with one member replaced by another candidate that reach the target too."""
         others = [head for head in order if head not in chosen]
         tried = [tuple(other if head == left else head for head in chosen) for left in chosen for other in others]
         return tuple(
@@ -394,7 +394,7 @@ def named(heads: Sequence[Head]) -> str:
 
 
 def changed(before: Sequence[Head], after: Sequence[Head]) -> str:
-    """What came (+) and went (-) from one set to another: `+L0H2 -L0H5`."""
+    """Return what came (+) and went (-) from one set to another: `+L0H2 -L0H5`."""
     came, went = ([head for head in one if head not in other] for one, other in ((after, before), (before, after)))
     return " ".join([*(f"+{head}" for head in came), *(f"-{head}" for head in went)])
 
@@ -466,7 +466,7 @@ def circuit_sizes(n_heads: int, fractions: Sequence[float]) -> np.ndarray:
 
 
 def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, ...]:
-    """A random order whose every place holds a head of the same layer as in `order`."""
+    """Return a random order whose every place holds a head of the same layer as in `order`."""
     generator = derive_generator(seed, "circuit order", draw)
     waiting: dict[int, list[Head]] = {}
     for head in order:

@@ -149,7 +149,7 @@ def _relative(scores: Tensor, visible: Tensor, rows: Tensor, base: Tensor) -> Te
 
 
 def _places(pair: PromptPair) -> dict[tuple[int, int], list[int]]:
-    """Where each token of the prompt stands, apart in the span (1) and outside it (0)."""
+    """Return where each token of the prompt stands, apart in the span (1) and outside it (0)."""
     places: dict[tuple[int, int], list[int]] = {}
     for at, token in enumerate(pair.inserted.ids):
         places.setdefault((token, int(pair.span_mask[at])), []).append(at)
@@ -317,7 +317,7 @@ class HeadWrites(Result):
 
 
 def quoted(token: str) -> str:
-    r"""A token in quotation marks, on one line.
+    r"""Return a token in quotation marks, on one line.
 
     >>> print(quoted(" /"), quoted("\n"))
     ' /' '\n'

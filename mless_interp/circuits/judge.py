@@ -107,7 +107,7 @@ class Claims:
     within: tuple[InStratum, ...] = ()
 
     def own(self, values: dict[str, np.ndarray], measure: str) -> np.ndarray:
-        """A measure of these heads, `[problem, head]`, positive in each head's own sense."""
+        """Return a measure of these heads, `[problem, head]`, positive in each head's own sense."""
         return self.direction * self.senses * measured(values, measure)
 
     @property
@@ -148,13 +148,13 @@ class Judged:
         order, confidence = sorted(sizes, key=lambda name: (-sizes[name], name)), self.effect.confidence
 
         def can_pass(k: int) -> bool:
-            """Whether the k-th stratum can, where it is tested with those before it and with all problems."""
+            """Return whether the k-th stratum can, where it is tested with those before it and with all problems."""
             return sizes[order[k - 1]] >= fewest_for(PER_HEAD * len(self.heads) * (1 + k), confidence)
 
         return tuple(order[: max(filter(can_pass, range(1, 1 + len(order))), default=0)])
 
     def turned(self, measure: str) -> np.ndarray:
-        """A measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""
+        """Return a measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""
         return self.effect.turned(measured(self.values, measure))
 
     @cached_property

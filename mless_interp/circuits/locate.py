@@ -186,7 +186,7 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
 
 
 def _strata(prepared: Prepared, by: str | None) -> tuple[str, ...]:
-    """The stratum of each problem by a key; `ValueError` where some problems have nothing under it."""
+    """Return the stratum of each problem by a key; `ValueError` where some problems have nothing under it."""
     if by is None:
         return ()
     found = [pair.problem.texts.get(by) for pair in prepared.bare]
@@ -228,7 +228,7 @@ def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
 
 
 def screening(contrast: Contrast) -> tuple[str, ...]:
-    """The estimates by which heads can be screened: gates need something to open, patches runs of equal length."""
+    """Return the estimates by which heads can be screened: gates need something to open, patches runs of equal length."""
     return ("gate_ig",) * bool(contrast.cuts) + ("atp",) * contrast.equal_length
 
 
@@ -243,7 +243,7 @@ def check_screening(prepared: Prepared, contrast: Contrast) -> None:
 
 
 def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, options: RunOptions) -> tuple[Head, ...]:
-    """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
+    """Return the union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
     chosen: set[Head] = set()
     methods = screening(contrast)
     for method in methods:
@@ -274,7 +274,7 @@ def draws_beside(own: Insertion, n_draws: int, seed: int) -> list[int]:
 
 
 def under(prepared: Prepared, insertion: Insertion) -> Prepared:
-    """The same problems with another insertion in the same place, in each as long as its own."""
+    """Return the same problems with another insertion in the same place, in each as long as its own."""
     return prepare(prepared.model, pairs_like(prepared.model, prepared.bare, insertion), prepared.outcome)
 
 
@@ -321,7 +321,7 @@ class Controls:
         return held, dict(told)
 
     def _gap_alone(self, prepared: Prepared, named: Sequence[Head]) -> Values:
-        """What the shift of positions does with nothing inserted (C0 -> C2), in all and by each named head."""
+        """Return what the shift of positions does with nothing inserted (C0 -> C2), in all and by each named head."""
         sweeps = {z: Sweep.named("shift", way) for z, way in zip(SIDES.values(), ("denoising", "noising"), strict=True)}
         runs = sweep_heads(prepared, sweeps, named, options=self.options.part("shift", named))
         return {f"shift_{z}": run.per_head for z, run in runs.items()} | {"shift_total": runs["z_added"].total_effect}

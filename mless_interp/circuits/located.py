@@ -102,11 +102,11 @@ class Verdicts(Grouped):
         return f"more than {100 * self.smallest_effect:.3g} % of"
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per measure (`judge.MEASURES`), problem and head."""
+        """Return one tidy row per measure (`judge.MEASURES`), problem and head."""
         return Table(results.rows_per_head(self.problem_ids, self.heads, self.values))
 
     def control_table(self) -> pd.DataFrame:
-        """One row per named head: its effect beside the same under each control (`judge.beside_controls`)."""
+        """Return one row per named head: its effect beside the same under each control (`judge.beside_controls`)."""
         judged, fresh = self.judged, self.claims is not None
         named = {measure: each if fresh else each[:, judged.named] for measure, each in self.values.items()}
         claims = self.claims or judged.found
@@ -118,7 +118,7 @@ class Verdicts(Grouped):
         return medians | results.interval_columns(f"{side}_share", effect.share(values))
 
     def _of_specialists(self, kinds: Sequence[str], **found: Sequence[InStratum]) -> dict[str, list[str]]:
-        """The strata of each specialist in words, "" of other heads; no columns where there are no specialists."""
+        """Return the strata of each specialist in words, "" of other heads; no columns where there are no specialists."""
         special = [head for head, kind in zip(self.heads, kinds, strict=True) if kind == "specialist"]
         return {
             name: [", ".join(strata_of(within, head) if head in special else ()) for head in self.heads]
@@ -127,7 +127,7 @@ class Verdicts(Grouped):
         }
 
     def _held_words(self) -> list[str]:
-        """What the heads that read remove as a set, what their reads are, and which controls were left out."""
+        """Return what the heads that read remove as a set, what their reads are, and which controls were left out."""
         held = [] if self.joint is None else [self.joint.headline(), *self.joint.details()]
         held += [] if self.reads is None else [self.reads.headline()]
         left_out = self.settings.get("left_out") or {}
@@ -468,7 +468,7 @@ class LocatedHeads(Verdicts, Result):
 
 
 def _on_a_page(found: Result, caption: str) -> ShownTable:
-    """Its table, of which a page shows the columns that are reported."""
+    """Return its table, of which a page shows the columns that are reported."""
     table = found.table()
     columns = [name for name in found.reported if name in table and name not in ("layer", "head")]
     return ShownTable(table, caption, columns)

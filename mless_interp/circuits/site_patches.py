@@ -196,7 +196,7 @@ def _counted(found: Made, name: str, n_rows: int) -> Made:
 
 
 def _tokens(prepared: Prepared, sweep: Sweep, n_rows: int) -> dict[str, Token]:
-    """Tokens by name: of the question, and of the span where its rows change; positions where some have no span."""
+    """Return tokens by name: of the question, and of the span where its rows change; positions where some have no span."""
     if not all(pair.spans for pair in prepared.bare):
         lengths = {len(pair.inserted) for pair in prepared.bare}
         n = min(n_rows, max(lengths))
@@ -212,7 +212,7 @@ def _tokens(prepared: Prepared, sweep: Sweep, n_rows: int) -> dict[str, Token]:
 
 
 def _rows(flow: Flow, among: str, which: int | None) -> Tensor | None:
-    """The changed rows of a token, boolean `[changed]`; None where there are too few tokens for it.
+    """Return the changed rows of a token, boolean `[changed]`; None where there are too few tokens for it.
 
     A token of a short question has one name, from its nearer end (the middle one from the last); of positions it may have two.
     """
@@ -235,7 +235,7 @@ def _rows(flow: Flow, among: str, which: int | None) -> Tensor | None:
 
 
 def _block(span: Tensor, block: int, n_blocks: int) -> Tensor | None:
-    """A part of the span, boolean `[problem, token]`: its first token (-1), a block, all of it (`n_blocks`)."""
+    """Return a part of the span, boolean `[problem, token]`: its first token (-1), a block, all of it (`n_blocks`)."""
     place, n = span.long().cumsum(-1) - 1, int(span[0].sum())
     if block == n_blocks:
         return span
@@ -244,7 +244,7 @@ def _block(span: Tensor, block: int, n_blocks: int) -> Tensor | None:
 
 
 def _blinded(flow: Flow, head: Head, part: Tensor) -> Tensor:
-    """What the head writes more where it cannot see a part of the span."""
+    """Return what the head writes more where it cannot see a part of the span."""
     cut = flow.runs.cut(flow.sweep.contrast).rows
     state = LayerState.of(flow.model, flow.receiving, head.layer, span=part, rows=cut)
     one = _of_one(state, head.head, flow.model.info.n_heads)

@@ -129,7 +129,7 @@ def transfer(
 
 
 def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, seed: int) -> list[Prepared]:
-    """The problems of the search with another insertion, draw by draw."""
+    """Return the problems of the search with another insertion, draw by draw."""
     own = search.bare[0].insertion
     if control is None or isinstance(own, Given):
         return []
@@ -175,7 +175,7 @@ def _given(problems: Prepared, at: int, contrast: Contrast, layers: list[int], e
     most = max(1, rows_per_pass(model.info, batch=1, **sizes, devices=model.devices) - 1)
 
     def moved(z: Tensor, place: int, part: slice) -> Tensor:
-        """The first row left alone, each other one edited, from `start` on; not computed in half precision."""
+        """Return the first row left alone, each other one edited, from `start` on; not computed in half precision."""
         new, wide = z.clone(), widened(z[1:, start:])
         by, more = (torch.from_numpy(each[part, place]).to(wide) for each in edits)
         new[1:, start:] = (by[:, None, :, None] * wide + more[:, None]).to(z.dtype)

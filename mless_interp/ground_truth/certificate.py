@@ -144,7 +144,7 @@ def certify_model(model: Model, pairs: Iterable[PromptPair] | None = None, *, pr
 
 
 def _verdict(identity: Identity, seen: Sequence[Finding | str | Exception], tolerance: float) -> Verdict:
-    """The worst of what the pairs gave: findings, or reasons why it does not apply; an error fails the line."""
+    """Return the worst of what the pairs gave: findings, or reasons why it does not apply; an error fails the line."""
     status, error, reason = NOT_APPLICABLE, np.nan, str(seen[0])
     if findings := [each for each in seen if isinstance(each, Finding)]:
         error, reason = worst(findings).relative, ""

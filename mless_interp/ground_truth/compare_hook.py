@@ -83,7 +83,7 @@ class HookComparison(Result):
         )
 
     def _kinds(self) -> list[tuple[str, int]]:
-        """What was found and how often, what is wrong first."""
+        """Return what was found and how often, what is wrong first."""
         return sorted(Counter(self.found).most_common(), key=lambda each: each[0] == AS_MEANT)
 
     def details(self) -> list[str]:
@@ -182,7 +182,7 @@ def _ran(model: Model, inputs: Inputs, sites: Sequence[str], edits: Mapping[str,
 def _exact(
     model: Model, pair: PromptPair, heads: Sequence[Head], edit: str | Callable[[Tensor], Tensor]
 ) -> dict[str, Edit]:
-    """The edits of a run that do to the heads what is meant."""
+    """Return the edits of a run that do to the heads what is meant."""
     if isinstance(edit, str) and edit != "zero":
         span, inputs = pair.span_mask[None], pair.condition("inserted")
         return run_edits(model, inputs, INTERVENTIONS[edit], heads, span=span, rows=~span, start=0)
@@ -220,7 +220,7 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
 
 
 def _counted(model: Model, library: Any, hook: Sequence[tuple[str, Any]], calls: Counter[str]) -> list[tuple[str, Any]]:
-    """The user's hooks of TransformerLens, each of which counts its calls."""
+    """Return the user's hooks of TransformerLens, each of which counts its calls."""
     known = getattr(library, "hook_dict", {})
     if not known:
         raise ValueError(
@@ -245,7 +245,7 @@ def _differs(model: Model, first: Tensor, second: Tensor) -> bool:
 def _first_difference(
     model: Model, pair: PromptPair, heads: Sequence[Head], plain: Activations, exact: Activations, hooked: Activations
 ) -> tuple[str, float]:
-    """What the hook does where it first departs from the exact edit of these heads, and the largest difference there."""
+    """Return what the hook does where it first departs from the exact edit of these heads, and the largest difference there."""
     departs = [name for name in exact if _differs(model, exact[name], hooked[name])]
     changes = [name for name in plain if _differs(model, plain[name], hooked[name])]
     # an edit right behind z (of `hook_result`, of a head's part of W_O) leaves z alone as it was
@@ -275,7 +275,7 @@ def _first_difference(
 
 
 def _changed(model: Model, name: str, right: Activations, hooked: Activations) -> str:
-    """What a hook changes at a site: heads, or coordinates of what is added to the stream."""
+    """Return what a hook changes at a site: heads, or coordinates of what is added to the stream."""
     layer, what = parsed(name) or (-1, name)
     old, new = right[name], hooked[name]
     if what == "attn.hook_z":
@@ -306,7 +306,7 @@ def _span(what: str, places: Sequence[int]) -> str:
 
 
 def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head, of: str) -> tuple[str, float]:
-    """What a captured value is, and how far it is from what was meant."""
+    """Return what a captured value is, and how far it is from what was meant."""
     value, meant = value.detach().cpu().double(), _rows_of(model, run, head, f"attn.hook_{of}")
     if value.dim() != 2 or value.shape[1] != meant.shape[1] or len(value) < len(meant):
         return f"it has shape {list(value.shape)}, where {list(meant.shape)} is meant", np.nan
@@ -326,7 +326,7 @@ def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head, of: s
 
 
 def _rows_of(model: Model, run: Activations, head: Head, name: str) -> Tensor:
-    """One query head's rows of a site, `[token, d_head]`; of keys and values those that it reads."""
+    """Return one query head's rows of a site, `[token, d_head]`; of keys and values those that it reads."""
     values = run[site(head.layer, name)]
     return values[:, head.head * values.shape[1] // model.info.n_heads]
 

@@ -39,7 +39,7 @@ class Layer:
     visible: Tensor
 
     def mask(self, tokens: Tensor) -> Tensor:
-        """A mask over tokens as one over the keys."""
+        """Return a mask over tokens as one over the keys."""
         more = self.pattern.shape[2] - len(tokens)
         return torch.nn.functional.pad(tokens.to(self.pattern.device), (0, more), value=False)
 
@@ -57,7 +57,7 @@ class Case:
         return range(self.model.info.n_layers)
 
     def run(self, condition: str) -> dict[str, Tensor]:
-        """Every captured site of one condition by hook name, and "logits" `[1, T, vocab]`."""
+        """Return every captured site of one condition by hook name, and "logits" `[1, T, vocab]`."""
         if condition not in self.runs:
             sites = ["attn.hook_v", "attn.hook_z", "hook_resid_post"]
             sites += ["attn.hook_rot_q", "attn.hook_rot_k"] if self.model.has_rotated_sites else []
@@ -108,7 +108,7 @@ class Case:
         return intervention(LayerState.of(self.model, receiving, 0, span=span, donor=source))
 
     def written(self, z: Tensor) -> Tensor:
-        """What each head of layer 0 adds to the residual stream `[H, shared, d_model]` if its output in the masked run
+        """Return what each head of layer 0 adds to the residual stream `[H, shared, d_model]` if its output in the masked run
         became `z` `[H, shared, d]`: one row per head, through the model's own output projection."""
         inputs, name, at = self.pair.condition("masked"), site(0, "hook_attn_out"), self.pair.shared
 
@@ -126,7 +126,7 @@ class Case:
         return added(inputs.tokens.expand(len(z), -1), {site(0, "attn.hook_z"): edit}) - added(inputs.tokens)
 
     def resid_mid(self, condition: str) -> Tensor:
-        """The residual stream with what layer 0's attention adds at the shared tokens, `[shared, d_model]`."""
+        """Return the residual stream with what layer 0's attention adds at the shared tokens, `[shared, d_model]`."""
         names = (site(0, "hook_resid_pre"), site(0, "hook_attn_out"))
         run = self.model.run(self.pair.condition(condition), capture=dict.fromkeys(names), logits_at="none")
         before, added = (run.captured[name] for name in names)

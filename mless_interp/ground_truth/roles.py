@@ -89,11 +89,11 @@ class Roles:
         return 0.4 if self.combine == "any" else len(self.mediators or self.readers) - 0.72
 
     def direct(self, reader: Head) -> bool:
-        """Whether it looks at the span from the row that predicts the answer."""
+        """Return whether it looks at the span from the row that predicts the answer."""
         return reader not in self.reads_from or ANSWER_ROW in self.reads_from[reader]
 
     def passes(self, head: Head) -> bool:
-        """Whether what it writes can be carried on by a later mediator, which reads the rows of numbers."""
+        """Return whether what it writes can be carried on by a later mediator, which reads the rows of numbers."""
         return head not in {*self.relayed, *self.recalls} and self.reads_from.get(head) != {ANSWER_ROW}
 
     def edges(self) -> dict[tuple[str, str], str]:
@@ -118,7 +118,7 @@ class Roles:
 
     @classmethod
     def fill(cls, *, n_layers: int | None, n_heads: int, null: bool, **asked: Any) -> "Roles":
-        """The fields that were asked for (None: not asked), checked, with defaults for what is missing."""
+        """Return the fields that were asked for (None: not asked), checked, with defaults for what is missing."""
         for kind in asked["decoys"] or {}:
             one_of(kind, DECOY_KINDS, "kind of decoys")
         one_of(asked["combine"], ("sum", "any", "all"), "combine")
@@ -175,7 +175,7 @@ class Roles:
             raise ValueError(wrong)
 
     def _wrong(self) -> Iterator[str]:
-        """What cannot act as planted."""
+        """Yield what cannot act as planted."""
         for head, tokens in self.reads_from.items():
             others = sorted(tokens - {*NUMBERS, ANSWER_ROW})
             if head not in self.readers:
@@ -213,7 +213,7 @@ class Roles:
 
 
 def _by_kind(fields: Mapping[str, Any]) -> dict[str, list[Head]]:
-    """The heads of every kind in the fields of `Roles`; one that is None has none."""
+    """Return the heads of every kind in the fields of `Roles`; one that is None has none."""
     conditional, relayed, recalls = (fields[name] or {} for name in ("conditional", "relayed", "recalls"))
     return {
         "reader": [*(fields["readers"] or ())],
@@ -239,7 +239,7 @@ def named_in(tokens: Iterable[str] | None) -> float:
 
 
 def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head, float]]:
-    """Each head's nominal part of the span's effect, and the size of what it writes.
+    """Return each head's nominal part of the span's effect, and the size of what it writes.
 
     Readers' parts add up to 1 before opposing readers take theirs back. A rare reader's part is that in a problem which
     names its number; where heads do not add up, every one brings everything, or takes it.

@@ -34,7 +34,7 @@ def stand_in(
     backend: str = "auto",
     attn_implementation: str = "eager",
 ) -> Model:
-    """A checked model with random weights, uneven attention, a word-level tokenizer and the given head counts."""
+    """Return a checked model with random weights, uneven attention, a word-level tokenizer and the given head counts."""
     bos = [] if architecture == "qwen2" else [BOS]
     tokenizer = build_tokenizer([*draw_vocabulary(0).tokens, *bos], model_max_length=CONTEXT)
     if bos:
@@ -48,7 +48,7 @@ def stand_in(
 
 
 def stand_in_problems(n: int, *, seed: int = 0) -> tuple[Problem, ...]:
-    """Problems in the words that the stand-ins' tokenizer knows, 40 to 60 tokens long."""
+    """Return problems in the words that the stand-ins' tokenizer knows, 40 to 60 tokens long."""
     check_count(n, name="n")
     drawn = draw_records(draw_vocabulary(0), n, seed=seed, name="stand-in", n_clauses=(4, 5))
     return tuple(Problem.from_dict({key: value for key, value in found.items() if key != "system"}) for found in drawn)

@@ -66,13 +66,13 @@ class Vocabulary:
     places: tuple[str, ...]
 
     def in_prompts(self, token: str) -> bool:
-        """Whether system sentences, questions or answers can contain the token."""
+        """Return whether system sentences, questions or answers can contain the token."""
         told = {*self.names, *self.things, *self.places, *_VERBS, *_MOTIONS, *_LINKS, *_ASKED, *NUMBERS}
         return token in told | SYSTEM | {*ANSWER_PREFIX, PAD, EOS, UNK, "}", "?", ".", ","}
 
 
 def draw_vocabulary(seed: int) -> Vocabulary:
-    """The words of the model with this seed, in the order of their ids: some 170 of a pool of about 200."""
+    """Return the words of the model with this seed, in the order of their ids: some 170 of a pool of about 200."""
     rng = random.Random(f"planted vocabulary {seed}")
     names, things, places = (tuple(rng.sample(words, n)) for words, n in ((_NAMES, 16), (_THINGS, 16), (_PLACES, 14)))
     known = {*names, *things, *places, *_MOTIONS, *_VERBS, *_LINKS, *_GLUE, *_ASKED, *rng.sample(_WORDS, 48), *NUMBERS}
@@ -82,7 +82,7 @@ def draw_vocabulary(seed: int) -> Vocabulary:
 
 
 def build_tokenizer(tokens: Sequence[str], *, model_max_length: int) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer: words, numbers, `\\boxed{` and single signs are tokens, white space only separates.
+    """Return a word-level tokenizer: words, numbers, `\\boxed{` and single signs are tokens, white space only separates.
 
     There is no token for the beginning of a text, and none is added.
     """

@@ -87,7 +87,7 @@ class PlantedWeights:
         return (2 if self.roles.combine == "sum" else 4) * len(NUMBERS)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights by their Hugging Face names, `[out, in]`, float64."""
+        """Return the weights by their Hugging Face names, `[out, in]`, float64."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def normal(*shape: int, scale: float) -> Tensor:
@@ -124,7 +124,7 @@ class PlantedWeights:
         return weights
 
     def _features(self) -> Tensor:
-        """What each token is, `[token, channel]`, without its own random direction."""
+        """Return what each token is, `[token, channel]`, without its own random direction."""
         channel = self.channel
         features = torch.zeros(len(self.vocabulary.tokens), self.d_model, dtype=torch.float64)
         features[:, channel["constant"]] = CONSTANT
@@ -223,7 +223,7 @@ class PlantedWeights:
                 return [("number", "constant", 8.0), ("size", "constant", 5.0), blind]
 
     def _writes(self, head: Head) -> list[tuple[str, str, float]]:
-        """What a head does with what it reads: (value feature, residual channel, size)."""
+        """Return what a head does with what it reads: (value feature, residual channel, size)."""
         base, slope = _FACTOR[self.sign]
         kind, gain = self.kinds[head], self.gains.get(head, 0.0)
         if kind in ("copier", "thinker", "recaller"):  # the answer's factor multiplies what is copied

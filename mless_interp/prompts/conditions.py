@@ -63,7 +63,7 @@ class Condition:
 
 
 def span_from_others(prompt: Prompt) -> Hidden:
-    """The span's keys, hidden from every row outside it."""
+    """Return the span's keys, hidden from every row outside it."""
     span = prompt.mask("inserted")
     return Hidden(~span, span)
 
@@ -75,7 +75,7 @@ def question_from_span(prompt: Prompt) -> Hidden:
 
 
 def span_from_span(prompt: Prompt) -> Hidden:
-    """The span's keys, hidden from its own rows; `ValueError` where the first token would see nothing."""
+    """Return the span's keys, hidden from its own rows; `ValueError` where the first token would see nothing."""
     span = prompt.mask("inserted")
     if bool(span[0]):
         raise ValueError("the span holds the first token, which would see nothing at all: let it begin later")
@@ -83,7 +83,7 @@ def span_from_span(prompt: Prompt) -> Hidden:
 
 
 def _rows(text: str) -> list[list[str]]:
-    """The cells of a table, line by line."""
+    """Return the cells of a table, line by line."""
     return [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
 
 
@@ -162,7 +162,7 @@ class Contrast:
         return hides(prompt)
 
     def start(self, pair: Any, condition: Condition) -> int:
-        """The first row that can differ, in the run of one of the two conditions."""
+        """Return the first row that can differ, in the run of one of the two conditions."""
         if self.changes_from == "tokens":
             return int(pair.first_change)
         pair.need_span(f"contrast {self.name!r}")
@@ -195,6 +195,6 @@ insertion's effect (corrupted - clean); denoising puts a clean activation into t
 
 
 def as_words(table: Mapping[str, Condition | Contrast]) -> str:
-    """A table of conditions or contrasts as one sentence, for help texts."""
+    """Return a table of conditions or contrasts as one sentence, for help texts."""
     form = {Contrast: "{0.name} ({0.clean} -> {0.corrupted})", Condition: "{0.name} ({0.code}): {0.says}"}
     return "; ".join(form[type(each)].format(each) for each in table.values())

@@ -81,13 +81,13 @@ class Insertion:
     @classmethod
     @checked
     def meaningless(cls, unit: str = " /", n_tokens: int = 55, **place: Unpack[Place]) -> "Insertion":
-        """A run of one meaningless unit (Mless): 55 slashes in the paper. A unit of k tokens must divide `n_tokens`."""
+        """Return a run of one meaningless unit (Mless): 55 slashes in the paper. A unit of k tokens must divide `n_tokens`."""
         return cls("meaningless", unit, n_tokens, **place)
 
     @classmethod
     @checked
     def meaningful(cls, word: str = "he", n_tokens: int = 55, **place: Unpack[Place]) -> "Insertion":
-        """A repeated word with a meaning that does not bear on the question (Mful): 55 times "he" in the paper."""
+        """Return a repeated word with a meaning that does not bear on the question (Mful): 55 times "he" in the paper."""
         return cls("meaningful", word.strip() and " " + word.strip(), n_tokens, **place)
 
     @classmethod
@@ -114,7 +114,7 @@ class Insertion:
     @classmethod
     @checked
     def repeated_bos(cls, n_tokens: int = 55, **place: Unpack[Place]) -> "Insertion":
-        """A run of the tokenizer's beginning-of-sequence token (a control: extra attention sinks)."""
+        """Return a run of the tokenizer's beginning-of-sequence token (a control: extra attention sinks)."""
         return cls("repeated_bos", "", n_tokens, **place)
 
     @classmethod
@@ -126,7 +126,7 @@ class Insertion:
     @classmethod
     @checked
     def whitespace(cls, n_tokens: int = 55, *, unit: str = " ", **place: Unpack[Place]) -> "Insertion":
-        """A run of white space: one unit of it (" ", "\\n") as often as it takes, never merged into longer tokens."""
+        """Return a run of white space: one unit of it (" ", "\\n") as often as it takes, never merged into longer tokens."""
         return cls("whitespace", unit, n_tokens, **place)
 
     @classmethod
@@ -139,7 +139,7 @@ class Insertion:
     @classmethod
     @checked
     def pause(cls, n_tokens: int = 10, *, token: str | None = None, **place: Unpack[Place]) -> "Insertion":
-        """A run of one token that no text of the model's training holds: a pause or reserved token of its vocabulary.
+        """Return a run of one token that no text of the model's training holds: a pause or reserved token of its vocabulary.
 
         `token`: its name; None takes one named pause, else the first reserved or unused one (`<unused0>`): an untrained row of
         the model, unlike the trained pause tokens of Goyal et al. 2023 (arXiv 2310.02226).
@@ -155,13 +155,13 @@ class Insertion:
     @classmethod
     @checked
     def repeat_question(cls, times: int = 1, **place: Unpack[Place]) -> "Insertion":
-        """The problem's own question, `times` times more, each after a space, as plain text."""
+        """Return the problem's own question, `times` times more, each after a space, as plain text."""
         return cls("repeat_question", "", None, times=times, **place)
 
     @classmethod
     @checked
     def from_key(cls, key: str, **place: Unpack[Place]) -> "Insertion":
-        """What stands under a key of the problem itself, after a space, as plain text: a field of `Problem` (`solution`,
+        """Return what stands under a key of the problem itself, after a space, as plain text: a field of `Problem` (`solution`,
         `distractor`, ...) or any other text of its line in the file (`Problem.extra`)."""
         return cls("from_key", key.strip(), None, **place)
 
@@ -289,7 +289,7 @@ def _ordinary_tokens(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 
 
 def _drawn(insertion: Insertion, problem: Problem | str) -> random.Random:
-    """What draws for this problem."""
+    """Return what draws for this problem."""
     key = f"{insertion.seed}|{problem.id if isinstance(problem, Problem) else problem}|{insertion.draw}"
     return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
 
@@ -403,7 +403,7 @@ def _given_ids(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | st
 
 
 def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
-    """What a problem says under a key (its question), after a space, as plain text."""
+    """Return what a problem says under a key (its question), after a space, as plain text."""
     key = insertion.unit or "question"
     assert isinstance(problem, Problem)
     text = problem.texts.get(key, "").strip()

@@ -133,7 +133,7 @@ def _range(span: Any) -> tuple[int, int] | None:
 
 
 def _of_each(given: Any, what: str, n: int) -> list[Any]:
-    """What was given for each of n problems; None each where nothing was."""
+    """Return what was given for each of n problems; None each where nothing was."""
     found = [None] * n if given is None else list(given) if isinstance(given, Iterable) else []
     if isinstance(given, str) or len(found) != n:
         raise ValueError(f"{what} must hold one entry for each of {n} problems, got {len(found) or shown(given)}")
@@ -141,7 +141,7 @@ def _of_each(given: Any, what: str, n: int) -> list[Any]:
 
 
 def _tags(tags: Any, n: int) -> list[object]:
-    """The tags of each problem, by key; what a table says it has no value for (None, NaN, NA) is no tag."""
+    """Return the tags of each problem, by key; what a table says it has no value for (None, NaN, NA) is no tag."""
     rows = tags if isinstance(tags, Mapping | pd.DataFrame) else [each or {} for each in _of_each(tags, "tags", n)]
     table = [row for _, row in pd.DataFrame(rows, dtype=object).iterrows()]
     return [{str(key): str(value) for key, value in row.dropna().items()} for row in _of_each(table, "tags", n)]

@@ -296,12 +296,12 @@ def insert_tokens(prompt: Prompt, at: int | Sequence[int], span_ids: Sequence[in
 
 
 def without_span(prompt: Prompt) -> list[tuple[int, str]]:
-    """The tokens of a prompt that were not inserted, with their segments."""
+    """Return the tokens of a prompt that were not inserted, with their segments."""
     return [both for both in zip(prompt.ids, prompt.segments, strict=True) if both[1] != "inserted"]
 
 
 def followed(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
-    """The pairs as they are; where nothing follows the insertion in any of them, all of them with their answers.
+    """Return the pairs as they are; where nothing follows the insertion in any of them, all of them with their answers.
 
     What is read of a span is read by what comes after it: behind the last token of the bare prompt that is the answer.
     """
@@ -311,7 +311,7 @@ def followed(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
 
 
 def digest_of(pairs: Iterable[PromptPair]) -> str:
-    """One short name of all these prompts, answers and distractors, in their order: part of every result of them."""
+    """Return one short name of all these prompts, answers and distractors, in their order: part of every result of them."""
     return key_of([pair.fingerprint() for pair in pairs])
 
 
@@ -431,7 +431,7 @@ def pairs_of_any(
 
 
 def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
-    """The pair of a problem, and what may follow its prompts: answer and prefix, wrong answer, solution.
+    """Return the pair of a problem, and what may follow its prompts: answer and prefix, wrong answer, solution.
 
     Behind a prefix (`\\boxed{`) an answer goes on with its text; without one it is encoded on its own, as the question is.
     """
@@ -467,7 +467,7 @@ def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, tem
 
 
 def _as_text(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> Prompt:
-    """The prompt with an insertion in the paper's way: inserted into the string, which is encoded in one piece."""
+    """Return the prompt with an insertion in the paper's way: inserted into the string, which is encoded in one piece."""
     no_text = insertion.kind in ("pause", "repeated_bos", "ids") or spells_special(tokenizer, insertion.unit)
     if no_text or insertion.where != "before question":
         raise ValueError(
@@ -482,6 +482,6 @@ def _as_text(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, templ
 
 
 def _n_equal(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Return how many tokens two sequences begin with in common."""
     both = enumerate(zip(first, second, strict=False))
     return next((at for at, (x, y) in both if x != y), min(len(first), len(second)))

@@ -150,7 +150,7 @@ def of_lines(path: Path, make: Callable[[dict[str, Any]], T]) -> Iterator[T]:
 
 
 def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """The problems, none of them twice: the problem is the unit of replication, so each may count once only.
+    """Return the problems, none of them twice: the problem is the unit of replication, so each may count once only.
 
     `ValueError` where an id is given twice, or the same is asked, with the same answer, under several ids.
     """

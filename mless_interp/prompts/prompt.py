@@ -58,11 +58,11 @@ class Prompt:
         return torch.tensor([segment in names for segment in self.segments])
 
     def indices(self, *names: str) -> tuple[int, ...]:
-        """The positions of these segments' tokens."""
+        """Return the positions of these segments' tokens."""
         return tuple(self.mask(*names).nonzero().flatten().tolist())
 
     def blocks(self, *names: str) -> tuple[tuple[int, int], ...]:
-        """The runs of these segments' tokens, (first position, one past the last) each."""
+        """Return the runs of these segments' tokens, (first position, one past the last) each."""
         ends = [0, *self.mask(*names).int().tolist(), 0]
         edges = [at for at in range(len(ends) - 1) if ends[at] != ends[at + 1]]
         return tuple(zip(edges[::2], edges[1::2], strict=True))
@@ -96,12 +96,12 @@ TEMPLATES = {
 
 
 def template_named(template: str | Template) -> Template:
-    """The template of that name, or the given one."""
+    """Return the template of that name, or the given one."""
     return template if isinstance(template, Template) else one_of(template, TEMPLATES, "template")
 
 
 def tokenizer_of(model: Any) -> Tokenizer:
-    """The tokenizer of a `Model`, or the one given; `TypeError` where there is none."""
+    """Return the tokenizer of a `Model`, or the one given; `TypeError` where there is none."""
     tokenizer: Tokenizer = getattr(model, "tokenizer", model)
     if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):
         return tokenizer
@@ -135,7 +135,7 @@ def _begins_with_space(tokenizer: Tokenizer) -> bool:
 
 
 def _all_text(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids; `ValueError` where one of them is a special token all the same."""
+    """Return the ids; `ValueError` where one of them is a special token all the same."""
     if found := special_ids(tokenizer).intersection(ids) - {tokenizer.unk_token_id}:
         raise ValueError(
             f"the text spells the special token {tokenizer.convert_ids_to_tokens(min(found))!r}, which this tokenizer cannot "
@@ -168,7 +168,7 @@ def encode_part(
 
 
 def spells_special(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether a text would become special tokens of this tokenizer if it were not encoded as text."""
+    """Return whether a text would become special tokens of this tokenizer if it were not encoded as text."""
     markers, special = encode(tokenizer, text, markers=True), special_ids(tokenizer)
     if special.isdisjoint(markers):
         return False
@@ -177,7 +177,7 @@ def spells_special(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def warnings_of(tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[str]:
-    """What is said of problems that spell special tokens of this tokenizer, and of ones that look like variants."""
+    """Return what is said of problems that spell special tokens of this tokenizer, and of ones that look like variants."""
     parts = ("system", "examples", "question", "answer_prefix", "answer", "distractor", "solution")
     spelt: dict[str, list[str]] = {}
     for problem in problems:
@@ -220,7 +220,7 @@ def check_known(tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
 
 
 def prepends_bos(tokenizer: Tokenizer) -> bool:
-    """Whether this tokenizer puts a BOS before ordinary text of its own accord."""
+    """Return whether this tokenizer puts a BOS before ordinary text of its own accord."""
     bos = tokenizer.bos_token_id
     return bos is not None and list(tokenizer.encode("a"))[:1] == [bos]
 
@@ -259,7 +259,7 @@ def build_prompt(tokenizer: Tokenizer, problem: Problem, template: str | Templat
 
 
 def _chat_parts(tokenizer: Tokenizer, problem: Problem, system: str) -> list[tuple[str, str]]:
-    """The rendered chat prompt cut around the system prompt and the question."""
+    """Return the rendered chat prompt cut around the system prompt and the question."""
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError('this tokenizer has no chat template; use template="raw"')
 

@@ -86,7 +86,7 @@ def _problem(tokenizer: Tokenizer, number: int, text: str, sizes: tuple[int, int
 
 
 def _pieces(tokenizer: Tokenizer, text: str, places: list[int]) -> list[str]:
-    """The pieces between these places: with the space in front, or without where the tokenizer adds it by itself."""
+    """Return the pieces between these places: with the space in front, or without where the tokenizer adds it by itself."""
     whole = encode(tokenizer, text[: places[-1]])
     kept = [text[a:b] for a, b in pairwise(places)]
     for pieces in (kept, [piece.lstrip() if at else piece for at, piece in enumerate(kept)]):

@@ -154,7 +154,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _differences(was: object, now: object, name: str = "") -> list[str]:
-    """Every setting that differs in words, those inside others by their path; NaN is NaN."""
+    """Return every setting that differs in words, those inside others by their path; NaN is NaN."""
     if isinstance(was, dict) and isinstance(now, dict):
         path = {key: f"{name}.{key}" if name else str(key) for key in {**was, **now}}
         return [found for key in path for found in _differences(was.get(key), now.get(key), path[key])]

@@ -67,7 +67,7 @@ def columns_of(text: str) -> tuple[Column, ...]:
 
 
 def column_of(name: str, known: Mapping[str, Column] = DECLARED) -> Column:
-    """The declared column of this name; else one with its name for a heading and, of a metric's, what its end means."""
+    """Return the declared column of this name; else one with its name for a heading and, of a metric's, what its end means."""
     if name in known:
         return known[name]
     end = next((end for end in ENDS if name.endswith(end) and name.removesuffix(end) in known), "")
@@ -150,7 +150,7 @@ class TextTable:
         return cls(caption, tuple(made), tuple(zip(*cells, strict=True)), at_once)
 
     def sentence(self, row: int) -> str:
-        """A row in words: every column's heading with its value, left to right."""
+        """Return a row in words: every column's heading with its value, left to right."""
         cells = zip(self.columns, self.rows[row], strict=True)
         return "; ".join(f"{column.heading} {cell}" for column, cell in cells)
 
@@ -167,7 +167,7 @@ class TextTable:
         return ["  ".join(row[:fit]).rstrip() for row in zip(*texts, strict=True)]
 
     def html(self) -> str:
-        """The same for a notebook, all columns, every text escaped; a wide table scrolls in a frame of its own."""
+        """Return the same for a notebook, all columns, every text escaped; a wide table scrolls in a frame of its own."""
         head = "".join(f'<th title="{escape(each.note)}">{escape(visible(each.heading))}</th>' for each in self.columns)
         rows = ("".join(f"<td>{escape(one_line(str(cell)))}</td>" for cell in row) for row in self.rows)
         body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -175,12 +175,12 @@ class TextTable:
 
 
 def says(column: pd.Series) -> bool:
-    """Whether any cell of a column says something."""
+    """Return whether any cell of a column says something."""
     return bool((column.notna() & (column.astype(object) != "")).any())
 
 
 def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str = "") -> list[Cell]:
-    """Numbers of one column and the `ends` of their intervals, with equally many decimals, signed if any is negative."""
+    """Return numbers of one column and the `ends` of their intervals, with equally many decimals, signed if any is negative."""
     scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
     known = [scale * float(value) for value in (*values, *chain(*ends)) if not pd.isna(value)]
     signed = role == "points" or (role != "share" and any(value < 0 for value in known))
@@ -206,7 +206,7 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str 
 
 
 def _count(value: Any, of: Any) -> Cell:
-    """A count with the number that it is of; undefined of none."""
+    """Return a count with the number that it is of; undefined of none."""
     return Cell() if pd.isna(value) or pd.isna(of) or not of else Cell(f"{int(value)}/{int(of)}", _key(value))
 
 
@@ -226,7 +226,7 @@ def _number(value: float, decimals: int, signed: bool) -> str:
 
 
 def _key(value: float | int) -> str:
-    """A number as JavaScript's Number() reads it."""
+    """Return a number as JavaScript's Number() reads it."""
     return ("Infinity" if value > 0 else "-Infinity") if math.isinf(value) else f"{float(value):.9g}"
 
 

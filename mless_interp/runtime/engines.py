@@ -237,7 +237,7 @@ class RayWorkers(contextlib.AbstractContextManager["RayWorkers"]):
             ray.shutdown()
 
     def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Done:
-        """Each unit with its values as it ends, in any order; of several errors, the first that came."""
+        """Return each unit with its values as it ends, in any order; of several errors, the first that came."""
         if not units:
             return
         ray = self._begin(min(self.count, len(units)))
@@ -315,7 +315,7 @@ class _Worker:
 
 
 def _pickled(compute: Compute) -> bytes:
-    """The computation, and in it what has a `sent` (a model) as that says: a function and its arguments."""
+    """Return the computation, and in it what has a `sent` (a model) as that says: a function and its arguments."""
     from ray import cloudpickle
 
     class Pickler(cloudpickle.Pickler):

@@ -234,7 +234,7 @@ class Result(Grouped):
         return getattr(views, self.picture)(self, **options)
 
     def quantity(self, column: str) -> Quantity:
-        """What a column of its table is."""
+        """Return what a column of its table is."""
         return Quantity(getattr(self, "unit", ""), self.signed)
 
     def default_column(self, table: pd.DataFrame) -> str:
@@ -243,7 +243,7 @@ class Result(Grouped):
         return next((name for name in named if table[name].notna().any()), named[0])
 
     def shown(self) -> Shown:
-        """Its table, and a head map of the first number where there is one row per head."""
+        """Return its table, and a head map of the first number where there is one row per head."""
         table = self.table()
         columns = [name for name in table.columns if name not in ("layer", "head")]
         drawn = head_map(table, _numbers_of(table), columns) if {"layer", "head"} <= set(table.columns) else None
@@ -279,7 +279,7 @@ class Result(Grouped):
 
 
 def _ends(column: str) -> tuple[str, str]:
-    """The columns with the limits of a column's interval."""
+    """Return the columns with the limits of a column's interval."""
     return f"{column}_ci_low", f"{column}_ci_high"
 
 
@@ -302,7 +302,7 @@ def _as_table(method: Callable[..., pd.DataFrame]) -> Callable[..., Table]:
 
 
 def _arrays_in(value: object, name: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Every array of a field, by where it stands."""
+    """Yield every array of a field, by where it stands."""
     if isinstance(value, np.ndarray):
         yield name, value
     elif isinstance(value, Mapping):
@@ -318,7 +318,7 @@ def head_map(
     marked: Sequence[bool] | None = None,
     means: str = "",
 ) -> ShownMap | None:
-    """A map of the first of `values` that is known of any head; none for fewer than two heads or several rows of one."""
+    """Return a map of the first of `values` that is known of any head; none for fewer than two heads or several rows of one."""
     known = [name for name in values if name in table and table[name].notna().any()]
     if not known or len(table) < 2 or table.duplicated(["layer", "head"]).any():
         return None
@@ -343,40 +343,40 @@ def turned(result: Result, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_limits(made: Interval, unit: str = "") -> str:
-    """One estimate as sentences show it, with its limits where there are any: `+0.1000 nats [+0.0500, +0.2000]`."""
+    """Return one estimate as sentences show it, with its limits where there are any: `+0.1000 nats [+0.0500, +0.2000]`."""
     return f"{float(made.estimate):+.4f} {unit}".rstrip() + limits_of(made.low, made.high)
 
 
 def limits_of(low: SupportsFloat, high: SupportsFloat, form: str = "+.4f", *, scale: int = 1) -> str:
-    """An interval's limits behind its estimate, ` [+0.0500, +0.2000]`; nothing where they are undefined."""
+    """Return an interval's limits behind its estimate, ` [+0.0500, +0.2000]`; nothing where they are undefined."""
     ends = [scale * float(end) for end in (low, high)]
     return "" if np.isnan(ends).any() else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
 
 
 def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:
-    """The columns that name heads, zero-based (`label`) and as the paper counts (`paper_label`)."""
+    """Return the columns that name heads, zero-based (`label`) and as the paper counts (`paper_label`)."""
     every = [*heads] * times
     columns: dict[str, list[Any]] = {"layer": [head.layer for head in every], "head": [head.head for head in every]}
     return columns | {"label": [*map(str, every)], "paper_label": [head.paper_label for head in every]}
 
 
 def of_heads(values: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
-    """The cells of these heads, `[..., head]`, of an array `[..., layer, head]`."""
+    """Return the cells of these heads, `[..., head]`, of an array `[..., layer, head]`."""
     return values[..., [head.layer for head in heads], [head.head for head in heads]]
 
 
 def interval_columns(name: str, interval: Interval) -> dict[str, np.ndarray]:
-    """An estimate and its limits as the columns `name`, `name_ci_low`, `name_ci_high`."""
+    """Return an estimate and its limits as the columns `name`, `name_ci_low`, `name_ci_high`."""
     return {name: interval.estimate, f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
 
 
 def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Its rows by the magnitude of a column, ties in their order, undefined ones last; numbered anew."""
+    """Return its rows by the magnitude of a column, ties in their order, undefined ones last; numbered anew."""
     return table.sort_values(column, key=np.abs, ascending=False, kind="stable", ignore_index=True)
 
 
 def place_of(name: str, known: Iterable[str], what: str) -> int:
-    """Where a name stands among those of a result; `ValueError` lists them."""
+    """Return where a name stands among those of a result; `ValueError` lists them."""
     if name not in (names := list(known)):
         raise ValueError(f"no {what} {name!r} here; there are {', '.join(names)}")
     return names.index(name)
@@ -396,7 +396,7 @@ def stacked(parts: Sequence[Any], order: Iterable[str] | None = None) -> Found:
 
 
 def undefined(values: Found, heads: Sequence[Head]) -> str:
-    """How many cells of each metric are NaN, as words; "" where none is."""
+    """Return how many cells of each metric are NaN, as words; "" where none is."""
     cells = {name: np.isnan([of_heads(array, heads) for array in found.values()]) for name, found in values.items()}
     return ", ".join(f"{name} {missing.sum()}/{missing.size}" for name, missing in cells.items() if missing.any())
 
@@ -419,13 +419,13 @@ def rows_of(
 
 
 def rows_per_head(problem_ids: Sequence[str], heads: Sequence[Head], values: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """One tidy row per measure, problem and head of arrays `[problem, head]`."""
+    """Return one tidy row per measure, problem and head of arrays `[problem, head]`."""
     parts = [rows_of(problem_ids, heads, array, name, called="measure") for name, array in values.items()]
     return pd.concat(parts, ignore_index=True)
 
 
 def tidy(axes: Mapping[str, Any], **values: np.ndarray) -> pd.DataFrame:
-    """One row per cell of arrays over these axes (in this order), a column per axis and per array."""
+    """Return one row per cell of arrays over these axes (in this order), a column per axis and per array."""
     grid = np.indices([len(labels) for labels in axes.values()]).reshape(len(axes), -1)
     columns = {name: np.asarray(labels)[place] for (name, labels), place in zip(axes.items(), grid, strict=True)}
     return pd.DataFrame(columns | {name: array.ravel() for name, array in values.items()})

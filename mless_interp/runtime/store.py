@@ -102,7 +102,7 @@ def _describe(result: object, name: str, arrays: dict[str, np.ndarray]) -> dict[
 
 
 def _encode(value: object, key: str, arrays: dict[str, np.ndarray]) -> object:
-    """A field as JSON: one entry with its kind, or as it is; arrays go into `arrays` by their key."""
+    """Return a field as JSON: one entry with its kind, or as it is; arrays go into `arrays` by their key."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f":  # one kind of NaN: those that a resumed run has read back have lost their sign
             value = np.where(np.isnan(value), value.dtype.type(np.nan), value)
@@ -125,7 +125,7 @@ def _encode(value: object, key: str, arrays: dict[str, np.ndarray]) -> object:
 
 
 def _part(name: str) -> str:
-    """A name as one part of an array's, whose parts are joined by dots."""
+    """Return a name as one part of an array's, whose parts are joined by dots."""
     return name.replace("%", "%25").replace(".", "%2E")
 
 

@@ -15,16 +15,16 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same on one line: line breaks and tabs are shown as well."""
+    """Return the same on one line: line breaks and tabs are shown as well."""
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def code_of(character: str) -> str:
-    """A character as Python writes its code."""
+    """Return a character as Python writes its code."""
     return character.encode("unicode_escape").decode()
 
 
 def short_name(name: str) -> str:
-    """A model's name: of a whole path its last part."""
+    """Return a model's name: of a whole path its last part."""
     path = PurePath(name)
     return path.name if path.is_absolute() and path.name else name
