@@ -227,7 +227,8 @@ def _requests(
                 f"treatment {treatment.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the "
                 'inserted text, so heads cannot be kept from seeing it alone: use template="raw" for knockouts'
             )
-        pairs[0].one_block("knocking heads out while an answer is completed")
+        for pair in pairs:
+            pair.one_block("knocking heads out while an answer is completed")
     return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
 
 

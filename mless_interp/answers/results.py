@@ -7,23 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from .. import statistics
 from ..core.arguments import Arguments, count_of, listed
 from ..models.sites import extension_of
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
-from ..statistics import (
-    CONFIDENCE,
-    Interval,
-    by_group,
-    defined_mean,
-    holm,
-    mcnemar,
-    mean_interval,
-    one_problem,
-    paired_difference,
-    pass_at_k,
-    wilson,
-)
 from .compare import GAVE_UP
 from .graders import GRADERS
 
@@ -49,7 +37,7 @@ class Comparison(Result):
     grader: str
     accuracy_first: float
     accuracy_second: float
-    difference: Interval
+    difference: statistics.Interval
     p: float
     test: str
     gained: tuple[str, ...]
@@ -173,7 +161,7 @@ class AccuracyResults(Result):
     golds: tuple[str, ...] = ()
     settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
-    confidence: float = CONFIDENCE
+    confidence: float = statistics.CONFIDENCE
     axes: ClassVar = tuple(
         (name, "problem treatment sample") for name in ("correct", "boxed", "cut_off", "n_tokens", "decided")
     )
@@ -234,18 +222,18 @@ class AccuracyResults(Result):
 
     def share_right(self, *, grader: str = "strict") -> np.ndarray:
         """Return the share of a problem's samples that are right, `[problem, treatment]`; NaN where none was run."""
-        return defined_mean(self._graded(grader), axis=2)
+        return statistics.defined_mean(self._graded(grader), axis=2)
 
-    def accuracy(self, *, grader: str = "strict") -> Interval:
+    def accuracy(self, *, grader: str = "strict") -> statistics.Interval:
         """Accuracy of each treatment with its interval: Wilson's with one sample per problem, else that of the mean."""
         shares = self.by_group(self.share_right(grader=grader))
         done = ~np.isnan(shares)
         n, right = done.sum(0), np.where(done, shares, 0.0).sum(0)
-        by_wilson = wilson(np.round(right).astype(int), n, confidence=self.confidence)
+        by_wilson = statistics.wilson(np.round(right).astype(int), n, confidence=self.confidence)
         if self.n_samples == 1 and not self.groups:
             return by_wilson
-        found = mean_interval(shares, confidence=self.confidence, seed=self.seed)
-        found = replace(found, estimate=defined_mean(shares))  # also where a single problem was run
+        found = statistics.mean_interval(shares, confidence=self.confidence, seed=self.seed)
+        found = replace(found, estimate=statistics.defined_mean(shares))  # also where a single problem was run
         if len(shares) < 2:
             return found
         # where all problems are always right, or never, any other interval would be a point
@@ -260,7 +248,7 @@ class AccuracyResults(Result):
 
     def by_group(self, values: np.ndarray) -> np.ndarray:
         """Return shares `[problem, ...]` as those of groups: their problems' answers count as several answers to one."""
-        return by_group(values, self.groups, mean=True)
+        return statistics.by_group(values, self.groups, mean=True)
 
     def pass_at(self, k: int, *, grader: str = "strict") -> np.ndarray:
         """Unbiased pass@k of each treatment (Chen et al. 2021), over the problems with at least k samples; NaN without."""
@@ -270,8 +258,8 @@ class AccuracyResults(Result):
         if not 1 <= k <= self.n_samples:
             raise ValueError(f"pass@{k} needs k from 1 to the {self.n_samples} samples of each problem")
         found, enough = np.full(n.shape, np.nan), n >= k
-        found[enough] = pass_at_k(right[enough], n[enough], k=k)
-        return defined_mean(self.by_group(found))
+        found[enough] = statistics.pass_at_k(right[enough], n[enough], k=k)
+        return statistics.defined_mean(self.by_group(found))
 
     def table(self) -> pd.DataFrame:
         """One row per treatment: `accuracy` with its limits, of `n` problems, strictly graded, and as each other grader says;
@@ -319,7 +307,7 @@ class AccuracyResults(Result):
         self, first: np.ndarray, second: np.ndarray, names: tuple[str, str], *, grader: str = "strict"
     ) -> Comparison:
         """Compare any answers to these problems `[problem, sample]`, 1 (right) to 0 (wrong), NaN where not run."""
-        shares = np.stack([defined_mean(graded, axis=1) for graded in (first, second)], 1)
+        shares = np.stack([statistics.defined_mean(graded, axis=1) for graded in (first, second)], 1)
         shares[np.isnan(shares).any(1)] = np.nan  # answered under both
         units = self.by_group(shares)
         both = ~np.isnan(units[:, 0])
@@ -328,9 +316,9 @@ class AccuracyResults(Result):
         known = np.array([*dict.fromkeys(self.groups or self.problem_ids)], dtype=object)[both]
         gained, lost = known[change > ROUNDING], known[change < -ROUNDING]
         single = first.shape[1] == 1 and not self.groups
-        p = mcnemar(len(lost), len(gained)) if n else np.nan
+        p = statistics.mcnemar(len(lost), len(gained)) if n else np.nan
         if single and n:
-            difference = paired_difference(len(lost), len(gained), n, confidence=self.confidence)
+            difference = statistics.paired_difference(len(lost), len(gained), n, confidence=self.confidence)
         else:
             difference = _difference(change, p, seed=self.seed, confidence=self.confidence)
         return Comparison(
@@ -357,7 +345,7 @@ class AccuracyResults(Result):
             raise ValueError(f"there is only one treatment, {reference!r}: nothing to compare")
         found = [self.compare(reference, name, grader=grader) for name in others]
         p = np.array([one.p for one in found])
-        corrected = p if np.isnan(p).all() else holm(p)
+        corrected = p if np.isnan(p).all() else statistics.holm(p)
         both = zip(found, corrected, strict=True)
         made = (replace(one, p_corrected=float(each), n_tests=len(found)) for one, each in both)
         return Comparisons(reference, grader, tuple(made))
@@ -413,15 +401,15 @@ class AccuracyResults(Result):
 
     def _per_treatment(self, values: np.ndarray) -> np.ndarray:
         """Mean over samples, then over groups' problems, then over groups."""
-        return defined_mean(self.by_group(defined_mean(values, axis=2)))
+        return statistics.defined_mean(self.by_group(statistics.defined_mean(values, axis=2)))
 
 
-def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> Interval:
+def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> statistics.Interval:
     """The mean change with its interval: it holds 0 where the test does not reject, and is exact where nothing changes."""
     n = len(change)
     if not n:
-        return one_problem(np.asarray(np.nan), confidence=confidence)
-    found = mean_interval(change, confidence=confidence, seed=seed)
+        return statistics.one_problem(np.asarray(np.nan), confidence=confidence)
+    found = statistics.mean_interval(change, confidence=confidence, seed=seed)
     if n > 1 and not change.any():
         bound, flag = np.asarray(1 - ((1 - confidence) / 2) ** (1 / n)), np.asarray("no problem changed: exact bound")
         return replace(found, low=np.asarray(-bound), high=bound, flag=flag, method="exact bound")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -208,8 +208,14 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
     before = [set(hooks) for hooks in tables]
     try:
         if callable(hook):
-            hook(library)
-            yield
+            with (
+                ExitStack() as entered
+            ):  # a context manager, such as HookedTransformer.hooks(...), hooks when it is entered
+                made = hook(library)
+                for each in made if isinstance(made, list | tuple) else [made]:
+                    if isinstance(each, AbstractContextManager):
+                        entered.enter_context(each)
+                yield
         else:
             with library.hooks(fwd_hooks=_counted(model, library, hook, calls)):
                 yield

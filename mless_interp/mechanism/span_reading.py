@@ -335,6 +335,7 @@ def read_span(
         groups=groups_of(pair.problem for pair in found),
         tokens=tuple(str(token) if classes else pair.text_of(model, token) for pair, token in named),
         units=units,
+        seed=seed,
         blocks=tuple(pairwise(block_ends(longest, n_blocks))),
         rank=_padded([each["rank"] for each in done], longest),
         logprob=_padded([each["logprob"] for each in done], longest),

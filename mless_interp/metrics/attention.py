@@ -12,17 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core.shapes import DestPositions, Pattern, PerRow, Segment, Visible
-from .patterns import (
-    ROW_SUM_TOLERANCE,
-    check_segment,
-    check_span,
-    once,
-    prepared,
-    resolved_visible,
-    row_sums,
-    uniform_pattern,
-    widened,
-)
+from . import patterns
 
 LEAST_MASS = 1e-8
 """A part of a row with less attention has no shares of its own."""
@@ -39,9 +29,9 @@ def span_mass(
     >>> span_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]))
     tensor([0.0000, 0.2500])
     """
-    check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
-    return torch.where(visible.any(-1), row_sums(pattern, span), torch.nan)
+    patterns.check_span(span, n_tokens=pattern.shape[-1])
+    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    return torch.where(visible.any(-1), patterns.row_sums(pattern, span), torch.nan)
 
 
 def retained_mass(
@@ -55,9 +45,9 @@ def retained_mass(
     >>> retained_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]))
     tensor([1.0000, 0.7500])
     """
-    check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
-    return torch.where(visible.any(-1), row_sums(pattern, ~span), torch.nan)
+    patterns.check_span(span, n_tokens=pattern.shape[-1])
+    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    return torch.where(visible.any(-1), patterns.row_sums(pattern, ~span), torch.nan)
 
 
 def span_log_odds(
@@ -76,9 +66,9 @@ def span_log_odds(
     >>> span_log_odds(torch.zeros(3, 3), span=torch.tensor([True, False, False]))
     tensor([    inf,  0.0000, -0.6931])
     """
-    check_span(span, n_tokens=scores.shape[-1])
-    visible = resolved_visible(scores, visible=visible, dest_positions=dest_positions)
-    scores = torch.where(visible, widened(scores), -torch.inf)
+    patterns.check_span(span, n_tokens=scores.shape[-1])
+    visible = patterns.resolved_visible(scores, visible=visible, dest_positions=dest_positions)
+    scores = torch.where(visible, patterns.widened(scores), -torch.inf)
     inside = torch.where(span[..., None, :], scores, -torch.inf).logsumexp(-1)
     outside = torch.where(span[..., None, :], -torch.inf, scores).logsumexp(-1)
     return torch.where(visible.any(-1), inside - outside, torch.nan)
@@ -101,10 +91,10 @@ def non_sink_span_mass(
     tensor([nan, 1.])
     """
     _check_sink(sink, span)
-    check_span(span, n_tokens=pattern.shape[-1])
-    pattern, _ = prepared(pattern, visible=visible, dest_positions=dest_positions)
-    rest = row_sums(pattern, ~sink)
-    return torch.where(rest >= LEAST_MASS, row_sums(pattern, span) / rest, torch.nan)
+    patterns.check_span(span, n_tokens=pattern.shape[-1])
+    pattern, _ = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    rest = patterns.row_sums(pattern, ~sink)
+    return torch.where(rest >= LEAST_MASS, patterns.row_sums(pattern, span) / rest, torch.nan)
 
 
 def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torch.float32) -> PerRow:
@@ -116,7 +106,7 @@ def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torc
     >>> span_mass_null(torch.tensor([[True, False], [True, True]]), span=torch.tensor([False, True]))
     tensor([0.0000, 0.5000])
     """
-    return span_mass(uniform_pattern(visible, dtype=dtype), span=span, visible=visible)
+    return span_mass(patterns.uniform_pattern(visible, dtype=dtype), span=span, visible=visible)
 
 
 def log_density_ratio(
@@ -138,7 +128,7 @@ def log_density_ratio(
     ...                   span=torch.tensor([False, False, True])).exp()
     tensor([   nan,    nan, 0.5000])
     """
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
     return log_density_ratio_from_scores(pattern.log(), span=span, sink=sink, visible=visible)
 
 
@@ -161,12 +151,12 @@ def log_density_ratio_from_scores(
     ...                               dest_positions=torch.tensor([2]))
     tensor([-200.])
     """
-    check_span(span, n_tokens=scores.shape[-1])
+    patterns.check_span(span, n_tokens=scores.shape[-1])
     if sink is not None:
         _check_sink(sink, span)
-    visible = resolved_visible(scores, visible=visible, dest_positions=dest_positions)
+    visible = patterns.resolved_visible(scores, visible=visible, dest_positions=dest_positions)
     inside, others = (visible & segment[..., None, :] for segment in (span, ~span if sink is None else ~span & ~sink))
-    wide = widened(scores)
+    wide = patterns.widened(scores)
     levels = [
         torch.where(seen, wide, -torch.inf).logsumexp(-1) - seen.sum(-1).to(wide.dtype).log()
         for seen in (inside, others)
@@ -176,7 +166,7 @@ def log_density_ratio_from_scores(
 
 
 def _check_sink(sink: Tensor, span: Tensor) -> None:
-    check_segment(sink, name="sink", n_tokens=span.shape[-1])
+    patterns.check_segment(sink, name="sink", n_tokens=span.shape[-1])
     if (sink & span).any():
         raise ValueError("the sink and the span share a token: take the first token outside the span as the sink")
 
@@ -191,7 +181,7 @@ def attention_entropy(
     >>> attention_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.0000, 0.6931])
     """
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
     return torch.where(visible.any(-1), _entropy(pattern), torch.nan)
 
 
@@ -205,7 +195,7 @@ def normalised_entropy(
     >>> normalised_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([nan, 1.])
     """
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
     n_keys = visible.sum(-1)
     return torch.where(n_keys > 1, _entropy(pattern) / n_keys.to(pattern.dtype).log(), torch.nan)
 
@@ -233,11 +223,11 @@ def participation(
     >>> participation(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([1., 2.])
     """
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
     return torch.where(visible.any(-1), 1 / pattern.square().sum(-1), torch.nan)
 
 
-@once
+@patterns.once
 def entropy_chain(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> tuple[PerRow, PerRow, PerRow]:
@@ -250,12 +240,12 @@ def entropy_chain(
     >>> entropy_chain(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), span=torch.tensor([False, True]))
     (tensor([0.0000, 0.6931]), tensor([0., 0.]), tensor([0., 0.]))
     """
-    check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    patterns.check_span(span, n_tokens=pattern.shape[-1])
+    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
     information = _information(pattern)
-    masses = [row_sums(pattern, side) for side in (~span, span)]
+    masses = [patterns.row_sums(pattern, side) for side in (~span, span)]
     outer = [torch.xlogy(mass, mass) for mass in masses]
-    parts = [whole - row_sums(information, side) for whole, side in zip(outer, (~span, span), strict=True)]
+    parts = [whole - patterns.row_sums(information, side) for whole, side in zip(outer, (~span, span), strict=True)]
     terms = (torch.where(visible.any(-1), term.clamp(min=0), torch.nan) for term in (0 - outer[0] - outer[1], *parts))
     between, outside, inside = terms
     return between, outside, inside
@@ -273,8 +263,8 @@ def within_span_entropy(
     ...                     span=torch.tensor([False, True, True]))
     tensor([nan, nan, 1.])
     """
-    check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    patterns.check_span(span, n_tokens=pattern.shape[-1])
+    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
     n_keys = (visible & span[..., None, :]).sum(-1)
     entropy, mass = _entropy_within(pattern, span)
     defined = (n_keys > 1) & (mass >= LEAST_MASS)
@@ -293,27 +283,27 @@ def entropy_without_sink(
     ...                      sink=torch.tensor([True, False, False]))
     tensor([   nan, 0.0000, 0.6931])
     """
-    check_segment(sink, name="sink", n_tokens=pattern.shape[-1])
-    pattern, _ = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    patterns.check_segment(sink, name="sink", n_tokens=pattern.shape[-1])
+    pattern, _ = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
     entropy, mass = _entropy_within(pattern, ~sink)
     return torch.where(mass >= 1e-6, entropy, torch.nan)
 
 
-@once
+@patterns.once
 def _information(pattern: Pattern) -> Pattern:
     """Return a ln A of each cell, 0 where A is."""
     return torch.xlogy(pattern, pattern)
 
 
-@once
+@patterns.once
 def _entropy(pattern: Pattern) -> PerRow:
     return 0 - _information(pattern).sum(-1)
 
 
 def _entropy_within(pattern: Pattern, segment: Segment) -> tuple[PerRow, PerRow]:
     """Entropy of the renormalised part of each row inside a segment, and the mass of that part."""
-    mass = row_sums(pattern, segment)
-    entropy = mass.log() - row_sums(_information(pattern), segment) / mass
+    mass = patterns.row_sums(pattern, segment)
+    entropy = mass.log() - patterns.row_sums(_information(pattern), segment) / mass
     return entropy.clamp(min=0), mass
 
 
@@ -336,7 +326,7 @@ def renormalised_rows(
     if (alignment.diff() <= 0).any() or (alignment < 0).any() or (alignment >= pattern.shape[-1]).any():
         last, got = pattern.shape[-1] - 1, alignment.tolist()
         raise ValueError(f"the alignment must be strictly increasing positions in 0 to {last}, got {got}")
-    shared = widened(pattern)[..., alignment]
+    shared = patterns.widened(pattern)[..., alignment]
     mass = shared.sum(-1, keepdim=True)
     return torch.where(mass >= LEAST_MASS, shared / mass, torch.nan)
 
@@ -396,8 +386,8 @@ def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         )
     checked = []
     for name, rows in (("first", p), ("second", q)):
-        wide = widened(rows)
-        tolerance, below = ROW_SUM_TOLERANCE[rows.dtype], wide.amin(-1, keepdim=True)
+        wide = patterns.widened(rows)
+        tolerance, below = patterns.ROW_SUM_TOLERANCE[rows.dtype], wide.amin(-1, keepdim=True)
         wide = wide.clamp(min=0)
         sums = wide.sum(-1, keepdim=True)
         bad = ~((sums - 1).abs() <= tolerance) & ~wide.isnan().all(-1, keepdim=True)  # a row of NaN is undefined

@@ -54,7 +54,7 @@ def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) ->
     >>> received_from_sums(torch.tensor([1.1, 0.3, 0.0]), torch.tensor([2, 1, 0]), min_rows=1)
     tensor([0.5500, 0.3000,    nan])
     """
-    return torch.where(counts >= min_rows, sums / counts.clamp(min=1), torch.nan)
+    return torch.where(counts >= max(min_rows, 1), sums / counts.clamp(min=1), torch.nan)
 
 
 def received_attention(pattern: Pattern, *, min_rows: int = 3, **options: Any) -> PerColumn:

@@ -104,9 +104,11 @@ class Model(ABC):
     def on(self, engine: Engine) -> "Model":
         """Return this model, whose long analyses an engine computes: `Processes(...)`, `RayWorkers(...)`, a `Shard(...)`, or
         `here`."""
-        if isinstance(engine, Processes) and set(self.devices) != {"cpu"}:
+        of_a_shard = getattr(engine, "engine", engine)
+        if isinstance(of_a_shard, Processes) and (set(self.devices) != {"cpu"} or threads_for(self.info) > 1):
             raise ValueError(
-                f"Processes share models on the CPU alone; {self.info.name} is on {self.info.device}: RayWorkers"
+                f"Processes are for models on the CPU whose passes are worth one thread, and {self.info.name} is none: "
+                "compute here, or on RayWorkers"
             )
         model = copy.copy(self)
         model.engine = engine

@@ -23,7 +23,7 @@ from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
 from ..runtime.results import Shown, ShownTable, head_columns, interval_columns, limits_of, stacked, tidy
-from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval
+from ..statistics import Interval, defined_mean, mean_interval, median_interval
 from .outcomes import Outcome, outcome_named
 from .prepared import Measured, Runs, prepare
 
@@ -160,13 +160,14 @@ class DoseResponse(Measured):
 
     def mean_slope(self, condition: str = "held") -> Interval:
         """Return the slope of the heads' mean log odds in log N with its interval over problems."""
-        return mean_interval(self.by_group(self.slopes(condition).mean(1)), seed=self.seed)
+        values = self.by_group(self.slopes(condition).mean(1))
+        return mean_interval(values, confidence=self.confidence, seed=self.seed)
 
     def effects(self, contrast: str = "total", *, together: bool = False) -> Interval:
         """Return the median effect (corrupted - clean) of each dose on the outcome, `[dose]`; `together`: with intervals that
         hold for all doses at once (Bonferroni)."""
         found = one_of(contrast, CONTRASTS, "contrast")
-        confidence = 1 - (1 - CONFIDENCE) / len(self.doses) if together else CONFIDENCE
+        confidence = 1 - (1 - self.confidence) / len(self.doses) if together else self.confidence
         values = self._outcome(found.corrupted) - self._outcome(found.clean)
         return median_interval(self.by_group(values), confidence=confidence)
 
@@ -181,7 +182,9 @@ class DoseResponse(Measured):
         table: dict[str, object] = dict(head_columns(self.heads))
         for condition in READ[::-1]:
             slopes = self.by_group(self.slopes(condition))
-            table |= interval_columns(f"slope_{condition}", mean_interval(slopes, seed=self.seed))
+            table |= interval_columns(
+                f"slope_{condition}", mean_interval(slopes, confidence=self.confidence, seed=self.seed)
+            )
         table[f"log_odds_at_{self.doses[-1]}"] = self.by_group(self.log_odds["inserted"][:, -1]).mean(0)
         return pd.DataFrame(table | {"n": np.isfinite(slopes).sum(0)})
 

@@ -241,7 +241,8 @@ class JointKnockout(Measured):
             if float(sign_test(apart)) < 1 - self.confidence:
                 helps = np.sign(np.median(apart)) == np.sign(np.median(self.by_group(self.effect)))
                 words = "they back each other up" if helps else "they overlap"
-            found.append(f"Interaction (joint minus the sum of single knockouts) {with_limits(made)}: {words}.")
+            words = f": {words}" if np.isfinite(made.low) else ""
+            found.append(f"Interaction (joint minus the sum of single knockouts) {with_limits(made)}{words}.")
         return found
 
     def printed(self) -> pd.DataFrame:

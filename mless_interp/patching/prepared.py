@@ -16,6 +16,7 @@ from ..models.info import Inputs, Recording
 from ..prompts.conditions import CONDITIONS, Contrast, Hidden
 from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
+from ..prompts.prompt import MAX_UNKNOWN
 from ..runtime.engines import Compute, Unit
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result
@@ -134,6 +135,13 @@ def prepare(
             raise ValueError(f"these problems were prepared for outcome {there}, not for {here}: prepare them anew")
         return pairs
     bare = own_pairs(model, fit_pairs(pairs))
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    for pair in bare if read.appended == "solution" else ():
+        if (share := pair.solution_ids.count(unknown) / max(len(pair.solution_ids), 1)) > MAX_UNKNOWN:
+            raise ValueError(
+                f"problem {pair.id!r}: {100 * share:.3g} % of its solution's tokens are the unknown token of this "
+                "tokenizer: leave it out, or use outcome='answer_logprob'"
+            )
     read.check(bare)
     answered = fit_pairs(read.asked(pair, model.info) for pair in bare)
     return Prepared(model, read, bare, answered, units_of(answered, read))

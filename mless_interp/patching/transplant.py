@@ -64,7 +64,7 @@ def transplant_span(
     how: Arguments = {"label": "transplanting spans", "settings": settings, "prompts": prompts, "options": options}
     found = over_pairs(model, prepared.pairs, single(lambda at: _one(model, read, given[at])), **how)
     names = tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners)
-    return Transplant(partners=names, values=np.array(found, dtype=float), **prepared.fields(settings))
+    return Transplant(partners=names, values=np.array(found, dtype=float), seed=seed, **prepared.fields(settings))
 
 
 def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tuple[int, ...], ...]:

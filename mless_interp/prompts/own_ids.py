@@ -126,6 +126,7 @@ def _ids(given: Mapping[str, Any], key: str) -> tuple[int, ...]:
 
 def _range(span: Any) -> tuple[int, int] | None:
     """(first, one past the last) position; None where it is not one range of positions."""
+    span = (span.start, span.stop) if isinstance(span, range) else span
     found = span.tolist() if hasattr(span, "tolist") else span
     if isinstance(found, Sequence) and len(found) == 2 and all(isinstance(end, Integral) for end in found):
         return int(found[0]), int(found[1])

@@ -10,6 +10,7 @@ import pickle
 import re
 import signal
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -27,6 +28,8 @@ Tick = Callable[[Any], None]
 Compute = Callable[[Unit, Tick], Sequence[object]]
 """What a unit gives: one value per problem, of arrays, numbers, lists and dicts of them."""
 Done = Iterator[tuple[Unit, Sequence[Any]]]
+Tried = tuple[Any, Exception | None]
+"""What another process gives for a unit: its values, or the error that came instead."""
 
 
 @runtime_checkable
@@ -44,9 +47,6 @@ class _Here:
 
     def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Done:
         return ((unit, compute(unit, tick)) for unit in units)
-
-    def __repr__(self) -> str:
-        return "here"
 
 
 here = _Here()
@@ -66,24 +66,26 @@ class Processes:
 
     def __post_init__(self) -> None:
         check_count(self.count, name="count")
+        if sys.platform != "linux":
+            raise ValueError("Processes need Linux; elsewhere compute here, or on RayWorkers")
 
     def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Done:
-        if len(units) < 2:
-            yield from here(compute, units, tick)
-            return
         # a fork has the model and the computation without a copy of either being sent
-        copies, how = min(self.count, len(units)), multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(copies, how, initializer=_begin_copy, initargs=(compute,)) as pool:
+        copies, how = max(1, min(self.count, len(units))), multiprocessing.get_context("fork")
+        pool = ProcessPoolExecutor(copies, how, initializer=_begin_copy, initargs=(compute,))
+        try:
             asked = {pool.submit(_in_copy, unit): unit for unit in units}
-            try:
-                for ended in as_completed(asked):
-                    yield asked.pop(ended), ended.result()
-            except BrokenProcessPool as error:
-                raise MemoryError(
-                    "a process was killed while it computed: memory ran out, or something kills it"
-                ) from error
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            for ended in as_completed(asked):
+                values, error = ended.result()
+                if error is not None:
+                    raise error
+                yield asked.pop(ended), values
+        except BrokenProcessPool as error:
+            raise MemoryError(
+                "a process was killed while it computed: memory ran out, or something kills it"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 PR_SET_PDEATHSIG = 1
@@ -101,8 +103,8 @@ def _begin_copy(compute: Compute) -> None:
     _COPY.append(compute)
 
 
-def _in_copy(unit: Unit) -> Sequence[object]:
-    return _COPY[0](unit, lambda _: None)
+def _in_copy(unit: Unit) -> Tried:
+    return _tried(_COPY[0], unit)
 
 
 # --------------------------------------------------------------------------------------------------------------- shards
@@ -301,17 +303,30 @@ class _Worker:
         self._sent: object = None
         self._compute: Compute | None = None
 
-    def do(self, work: list[object], unit: Unit) -> tuple[Sequence[object] | None, BaseException | None]:
+    def do(self, work: list[object], unit: Unit) -> Tried:
         """Return the unit's values, or the error that came instead."""
         try:
             if self._compute is None or self._sent != work[0]:
                 self._compute, self._sent = pickle.loads(_ray().get(work[0])), work[0]
-            return self._compute(unit, lambda _: None), None
         except Exception as error:  # noqa: BLE001, raised again where it is read
-            try:
-                return None, pickle.loads(pickle.dumps(error))
-            except Exception:  # noqa: BLE001, its class cannot be sent: its words can
-                return None, RuntimeError(f"{type(error).__name__}: {error}")
+            return None, _sendable(error)
+        return _tried(self._compute, unit)
+
+
+def _tried(compute: Compute, unit: Unit) -> Tried:
+    """Return a unit's values, or the error that came instead."""
+    try:
+        return compute(unit, lambda _: None), None
+    except Exception as error:  # noqa: BLE001, raised again where it is read
+        return None, _sendable(error)
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or one with its words where its class cannot be sent."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001, of whatever kind
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _pickled(compute: Compute) -> bytes:

@@ -171,7 +171,7 @@ class Result(Grouped):
         if dtype in HALF:
             floor = getattr(self, "rounding", getattr(self, "resolution", self.settings.get("resolution")))
             words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
-            if floor is not None:
+            if floor:
                 words += f"; effects up to {floor:.1e} {getattr(self, 'unit', '')}".rstrip() + " are taken for rounding"
             said.append(f"{words}.")
         return said

@@ -221,21 +221,12 @@ def _tau(base: Profile, own: Profile) -> Tensor:
     return recovery.recovery_time_constant(recovery.running_median(ratio))
 
 
-def _retention(base: Profile, own: Profile) -> Tensor:
-    every = torch.ones_like(own.layout.shared_question)
-    return recovery.aligned_recovery(base.shared, own.shared, tokens=every)
-
-
-def _aligned(base: Profile, own: Profile) -> Tensor:
-    return recovery.aligned_recovery(base.shared, own.shared, tokens=own.layout.shared_question)
+def _kept_by(tokens: Callable[[Profile], Tensor]) -> Callable[[Profile, Profile], Tensor]:
+    return lambda base, own: recovery.aligned_recovery(base.shared, own.shared, tokens=tokens(own))
 
 
 def _peaks_f1(x: Tensor, y: Tensor) -> Tensor:
     return recovery.matched_peaks_f1(recovery.spike_peaks(x), recovery.spike_peaks(y)).to(x)
-
-
-def _peak_attenuation(x: Tensor, y: Tensor) -> Tensor:
-    return recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x))
 
 
 Formulas = dict[str, Callable[..., Tensor]]
@@ -279,8 +270,8 @@ PROFILES: Formulas = {
     "recovery_fraction": _recovery_fraction,
 }
 PAIRED: Formulas = {
-    "retention": _retention,
-    "recovery_aligned": _aligned,
+    "retention": _kept_by(lambda p: torch.ones_like(p.layout.shared_question)),
+    "recovery_aligned": _kept_by(lambda p: p.layout.shared_question),
     "recovery_latency": _latency,
     "recovered": _recovered,
     "recovery_tau": _tau,
@@ -289,7 +280,7 @@ PAIRED: Formulas = {
     "spike_slope": _of_both(recovery.attenuation_slope),
     "spike_r_squared": _of_both(recovery.attenuation_r_squared),
     "spike_f1": _of_both(_peaks_f1),
-    "peak_attenuation": _of_both(_peak_attenuation),
+    "peak_attenuation": _of_both(lambda x, y: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x))),
 }
 STATES: Formulas = {
     **{f"{place}_residual_norm": _state(place, "residual", _norms) for place in PLACES},

@@ -360,6 +360,8 @@ def score_cache(
         )
     caches, patterns = dict(zip(told, given, strict=True)), given[-1]
     n_layers = max(map(max, caches.values())) + 1
+    if windows is not None and len(windows) < n_layers:
+        raise ValueError(f"windows must name every layer: {n_layers} layers, got {len(windows)}")
     n_heads = next(iter(patterns.values())).shape[0]
     made = _Scores(names, min_rows, (n_layers, n_heads))
     for number, (name, layers) in enumerate(caches.items()):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,27 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for L
 IDS = tuple(f"p{at}" for at in range(6))
 
 
+class Unsendable(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} {two}")
+
+
 def run(compute: Any, file: Path | None = None) -> list[Any]:
     options = RunOptions(file, progress=False)
     return over_problems(IDS, compute, label="trying", settings={}, options=options, engine=mi.Processes(2))
+
+
+def test_after_an_error_what_was_not_begun_is_not_computed(tmp_path: Path) -> None:
+    def wrong(unit: tuple[int, ...], tick: Any) -> list[Any]:
+        (tmp_path / str(unit[0])).touch()
+        if unit == (0,):
+            raise Unsendable(1, 2)
+        time.sleep(0.05)
+        return [0.0]
+
+    with pytest.raises(RuntimeError, match="Unsendable"):
+        list(mi.Processes(2)(wrong, [(at,) for at in range(40)], lambda n: None))
+    assert len(list(tmp_path.iterdir())) < 20
 
 
 @pytest.mark.parametrize("name", ["patches", "scores", "joint", "answers"])
@@ -54,6 +73,13 @@ def test_a_copy_that_is_killed_ends_the_run() -> None:
 
     with pytest.raises(MemoryError, match="a process was killed while it computed"):
         run(dies)
+
+
+def test_a_model_whose_passes_are_worth_more_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mless_interp.models.base.threads_for", lambda info: 2)
+    for engine in (mi.Processes(2), mi.Shard(0, 2, mi.Processes(2))):
+        with pytest.raises(ValueError, match="are worth one thread"):
+            asked().model.on(engine)
 
 
 def test_copies_end_with_the_process_that_was_killed() -> None:
