@@ -53,7 +53,7 @@ def forest(
         label = f"part of the insertion's effect ({located.unit}; below 0: against it)"
     else:
         measures = [(value, value.replace("_", " "), FILLED)]
-        label, table = plots.label_of(value, quantity), largest_first(table, value)
+        label, table = plots.label_of(found, value, quantity), largest_first(table, value)
     names = [str(Head(int(a), int(b))) for a, b in zip(table["layer"], table["head"], strict=True)]
     table = table.set_axis(names)
     if heads is None:

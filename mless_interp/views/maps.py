@@ -57,7 +57,7 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
     axes.set_xticks(range(0, grid.shape[1], max(1, grid.shape[1] // 14)))
     axes.set_yticks(range(0, grid.shape[0], max(1, grid.shape[0] // 14)))
     name_axes(axes, x="head (zero-based)", y="layer (zero-based)", title=words_of(found))
-    plots.colour_bar(image, axes, plots.label_of(value, quantity), shrink=0.95)
+    plots.colour_bar(image, axes, plots.label_of(found, value, quantity), shrink=0.95)
     entries: list[tuple[str, Style]] = []
     if hatched:
         claim = quantity.claim or f"{count_of(len(table), 'head')} tested"
@@ -96,7 +96,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> P
     with np.errstate(invalid="ignore"):
         hatched = p < found.level
     ticks = [name.removeprefix("row ").removeprefix(POSITION) for name in names]
-    options: Style = {"limit": plots.end_of(grids), "label": plots.label_of(value, quantity), "axes": (x, y)}
+    options: Style = {"limit": plots.end_of(grids), "label": plots.label_of(found, value, quantity), "axes": (x, y)}
     claim = f"p < {found.level:.3g}, corrected: {quantity.claim}"
     picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, claim, **options)
     picture.suptitle(words_of(found), fontsize=9)

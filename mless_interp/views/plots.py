@@ -141,9 +141,10 @@ def chosen_column(found: Result, table: pd.DataFrame, value: str | None) -> tupl
     return value, found.quantity(value)
 
 
-def label_of(value: str, quantity: Quantity) -> str:
-    """Return a column's name with its unit."""
-    return value.replace("_", " ") + (f" ({quantity.unit})" if quantity.unit else "")
+def label_of(found: Result, value: str, quantity: Quantity) -> str:
+    """Return a column's heading with its unit."""
+    heading = {each.name: each.heading for each in found.columns}.get(value) or value.replace("_", " ")
+    return heading + (f" ({quantity.unit})" if quantity.unit else "")
 
 
 def with_limits(table: pd.DataFrame, column: str, limits: tuple[str, str] | None = None) -> np.ndarray:

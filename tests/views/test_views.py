@@ -100,7 +100,7 @@ def test_what_is_drawn_stands_in_the_table() -> None:
 
 def test_results_of_other_heads_are_drawn_too_and_those_without_heads_are_refused() -> None:
     axes = mi.views.head_map(attributed()).axes
-    assert axes[1].get_ylabel() == "score (nats)" and axes[0].images[0].norm.vmin < 0
+    assert axes[1].get_ylabel() == "estimate (nats)" and axes[0].images[0].norm.vmin < 0
     assert grid_of(mi.views.head_map(doses()).axes[0]).shape == (1, 4)
     for draw in (mi.views.head_map, mi.views.forest):
         with pytest.raises(ValueError, match="a picture of heads needs a row per head; this table has claim, measured"):
