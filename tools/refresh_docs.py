@@ -103,21 +103,17 @@ TABLES = {
 
 def names() -> str:
     """What options of commands take, as JSON: the names of tables that load torch, for help and refusals without it."""
-    from mless_interp.models.weights import BACKENDS
-    from mless_interp.patching.interventions import INTERVENTIONS
-    from mless_interp.patching.outcomes import OUTCOMES
-    from mless_interp.prompts import conditions, insertions, prompt
-
+    outcomes, insertions = mi.patching.outcomes.OUTCOMES, mi.prompts.insertions
     made = {
-        "backends": BACKENDS,
-        "contrasts": conditions.CONTRASTS,
-        "edits": INTERVENTIONS,
+        "backends": mi.models.weights.BACKENDS,
+        "contrasts": mi.prompts.conditions.CONTRASTS,
+        "edits": mi.patching.interventions.INTERVENTIONS,
         "insertions": insertions.KINDS,
         "metrics": mi.scores.METRICS,
-        "outcomes": OUTCOMES,
+        "outcomes": outcomes,
         "segments": insertions.PLACES,
-        "signed_outcomes": [name for name, each in OUTCOMES.items() if not each.needs_clean],
-        "templates": prompt.TEMPLATES,
+        "signed_outcomes": [name for name, each in outcomes.items() if not each.needs_clean],
+        "templates": mi.prompts.prompt.TEMPLATES,
     }
     return json.dumps({name: list(table) for name, table in made.items()}, indent=1) + "\n"
 
