@@ -147,9 +147,8 @@ def check_asked(
         raise ValueError(
             f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
         )
-    Decoding(
-        1 if max_new_tokens is None else max_new_tokens, temperature, top_p
-    )  # refuses numbers that no model can take
+    # making one refuses numbers that no model can take
+    Decoding(1 if max_new_tokens is None else max_new_tokens, temperature, top_p)
     if isinstance(engine, str):
         one_of(engine, ENGINES, "engine")
     return chosen

@@ -23,6 +23,7 @@ import typer
 import typer.core
 from typer import Argument, Option
 
+from .. import data
 from ..core.arguments import Arguments, beside, nearest
 from ..core.heads import Head, check_heads
 from ..prompts.problems import Problem, load_problems, whole_groups
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 # Names of tables that load torch, which neither a help nor a refusal needs; `tools/refresh_docs.py tables` writes the file.
-NAMES: dict[str, list[str]] = json.loads(
-    (Path(__file__).parents[1] / "data" / "names.json").read_text(encoding="utf-8")
-)
+NAMES: dict[str, list[str]] = json.loads(Path(data.__file__).with_name("names.json").read_text(encoding="utf-8"))
 if TYPE_CHECKING:
     Backend = str
     Contrast = str

@@ -244,7 +244,7 @@ def compared(
     outcome: str | Outcome,
     control: Iterable[PromptPair] | None,
 ) -> tuple[Prepared, Sweep]:
-    """Return problems and a sweep of z; with a `control`, the same problems' pairs, its tokens are the clean ones."""
+    """Return problems and a sweep of z; the tokens of a `control`, the same problems' pairs, are the clean ones."""
     prepared = prepare(model, pairs, outcome)
     if control is None:
         return prepared, Sweep.named(contrast, direction)

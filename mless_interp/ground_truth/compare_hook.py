@@ -106,7 +106,7 @@ def compare_hook(
     residual stream. The first difference is named.
 
     hook : `(name, function)` pairs as TransformerLens' `fwd_hooks`; or a function of the library's own model (of nnsight the
-        Hugging Face model) that adds PyTorch's forward hooks to it; they are removed afterwards.
+        Hugging Face model) that adds PyTorch's forward hooks to it, or gives a context manager that does; none stays.
     heads : the heads that you mean to change. edit : what you mean to do to each: "zero" its output at all rows, "knockout"
         (or another of `INTERVENTIONS` that needs no second run), or your function of a head's z `[batch, token, d_head]`.
     """
@@ -208,9 +208,8 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
     before = [set(hooks) for hooks in tables]
     try:
         if callable(hook):
-            with (
-                ExitStack() as entered
-            ):  # a context manager, such as HookedTransformer.hooks(...), hooks when it is entered
+            # a context manager, such as HookedTransformer.hooks(...), hooks when it is entered
+            with ExitStack() as entered:
                 made = hook(library)
                 for each in made if isinstance(made, list | tuple) else [made]:
                     if isinstance(each, AbstractContextManager):

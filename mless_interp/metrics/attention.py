@@ -316,7 +316,7 @@ Alignment = Int[Tensor, " base_src"]
 def renormalised_rows(
     pattern: Float[Tensor, "*lead dest src"], *, alignment: Alignment
 ) -> Float[Tensor, "*lead dest base_src"]:
-    r"""Return rows of the inserted run over the shared tokens only, rescaled to sum to 1.
+    r"""Rescale rows of the inserted run over the shared tokens to sum to 1.
 
     $q_{ij} = A'_{i,\pi(j)} / \lambda_i$ of the rows given. NaN where less than 1e-8 lies outside the span.
 

@@ -149,7 +149,7 @@ def aligned_ratio(base: PerColumn, inserted: PerColumn) -> PerColumn:
 def recovery_latency(
     after: PerColumn, reference: Float[Tensor, "*#lead #src"], *, width: int = 5, threshold: float = 0.5
 ) -> PerHead:
-    r"""Return tokens after the span until the level has come back to a share of its reference, in tokens.
+    r"""Count the tokens after the span until the level has come back to a share of its reference.
 
     $t^* = \min\{t \ge 0 : \operatorname{mean}(\rho'_{b+t}, \dots, \rho'_{b+t+w-1}) \ge \theta \cdot \text{ref}_t\}$. 0: at
     once; inf: never within the question (censored: take medians). `after` is the profile from the span's end on; `reference`

@@ -166,7 +166,10 @@ class Model(ABC):
     @property
     def identity(self) -> dict[str, Foreign]:
         """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
-        info, hooks, here = self.info, self.hooks, self.remote is not True
+        info, hooks = self.info, self.hooks
+        place: object = "elsewhere"
+        if self.remote is not True:
+            place = computed_on(self.devices, threads=threads_for(info), tf32=self.tf32)
         of_hooks = {"hooks": [*hooks, self._what_hooks_do()]} if hooks else {}
         return of_hooks | {
             "model": info.name,
@@ -174,9 +177,7 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": computed_on(self.devices, threads=threads_for(info), tf32=self.tf32)
-            if here
-            else "elsewhere",
+            "computed_on": place,
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         }
 

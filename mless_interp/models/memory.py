@@ -102,7 +102,7 @@ def threads_for(info: ModelInfo) -> int:
 
 
 def rows_per_pass(info: ModelInfo, *, batch: int, changed: int, length: int, read: int, devices: Sequence[str]) -> int:
-    """Return rows per problem of one pass: full matrix products, within 1 GB or a sixth of the smallest GPU's memory
+    """Count rows per problem of one pass: full matrix products, within 1 GB or a sixth of the smallest GPU's memory
     (`devices`, as `Model.devices`). The same on every day, as rows decide the last bits."""
     widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
     per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
@@ -114,7 +114,7 @@ def rows_per_pass(info: ModelInfo, *, batch: int, changed: int, length: int, rea
 
 
 def rows_per_request(info: ModelInfo, *, batch: int, changed: int, length: int) -> int:
-    """Return rows per problem of one pass elsewhere, whose new head outputs fit one request, and the pass a server's memory."""
+    """Count rows per problem of one pass elsewhere, whose new head outputs fit one request, and the pass a server's memory."""
     sent = batch * changed * info.d_head * (8 if info.dtype == "float64" else 4)
     return max(1, min(REQUEST_BYTES // sent, REQUEST_TOKENS // (batch * length)))
 
@@ -122,7 +122,7 @@ def rows_per_request(info: ModelInfo, *, batch: int, changed: int, length: int) 
 def rows_per_graph(
     info: ModelInfo, *, changed: int, length: int, read: int, bytes_each: int, devices: Sequence[str]
 ) -> int:
-    """Return rows of one pass whose graph over all layers fits the memory: the smallest GPU's, wherever the layers lie."""
+    """Count rows of one pass whose graph over all layers fits the memory: the smallest GPU's, wherever the layers lie."""
     width = 10 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * length
     numbers = info.n_layers * changed * width + 3 * read * info.d_vocab
     gpu = smallest_gpu(devices)
@@ -131,7 +131,7 @@ def rows_per_graph(
 
 
 def smallest_gpu(devices: Sequence[str]) -> int | None:
-    """Return bytes of the smallest GPU's memory among these devices; None where there is none."""
+    """Return the bytes of the smallest GPU's memory among these devices; None where there is none."""
     gpus = [torch.cuda.get_device_properties(device) for device in devices if "cuda" in device]
     return min((int(gpu.total_memory) for gpu in gpus), default=None)
 

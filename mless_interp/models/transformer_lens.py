@@ -146,10 +146,8 @@ class HookedTransformerModel(Model):
                 turn = partial(_turned_on, block.attn, delta)
                 edits += [(name, turn) for name in attention_sites(layer, "rot_q", "rot_k")]
         for layer, mask in enumerate(masks):
-            scores, hide = (
-                site(layer, "attn.hook_attn_scores"),
-                partial(Tensor.masked_fill, mask=~mask, value=-torch.inf),
-            )
+            scores = site(layer, "attn.hook_attn_scores")
+            hide = partial(Tensor.masked_fill, mask=~mask, value=-torch.inf)
             if placed is not None and self.info.windows[layer] is not None:
                 # the layer's own window counts indices, too narrow here: its scores are made again
                 held = Held()

@@ -279,7 +279,7 @@ def within_test(effects: Effects, delta: float, *, tested: np.ndarray | None = N
 
 
 def fewest_problems(n_tests: int, *, alpha: float = 0.05) -> int:
-    """Return problems with which any of so many prevalence tests (cells x senses x sides) can reject: 2^-n < alpha / tests.
+    """Count the problems with which any of so many prevalence tests (cells x senses x sides) can reject: 2^-n < alpha / tests.
 
     >>> fewest_problems(2 * 784), fewest_problems(2 * 2 * 112, alpha=0.04)
     (15, 14)

@@ -139,7 +139,9 @@ def test_hooks_of_transformer_lens_by_name(tiny_model_dir: Callable[[str], Path]
         value[:, :, 0] = 0
         return value
 
-    assert compare(model, pairs, [("blocks.1.attn.hook_z", zero)], ["L1H0"]).passed
+    at_z = [("blocks.1.attn.hook_z", zero)]
+    assert compare(model, pairs, at_z, ["L1H0"]).passed
+    assert compare(model, pairs, lambda library: library.hooks(fwd_hooks=at_z), ["L1H0"]).passed
     result = [("blocks.1.attn.hook_result", zero)]
     never = compare(model, pairs, result, ["L1H0"])
     assert "nothing passes at blocks.1.attn.hook_result (it needs set_use_attn_result(True))" in never.headline()
