@@ -327,7 +327,9 @@ class Program:
 def compiled(path: Path, folder: Path) -> Program:
     """Read a compiled program. A node computes if it writes what later nodes, or the output, read; variables that are written
     and never read are the output: classes, or one number, whose rise is a class. `folder` receives the model."""
-    about, weights = json.loads(path.read_text(encoding="utf-8")), np.load(path.with_suffix(".npz"))
+    about = json.loads(path.read_text(encoding="utf-8"))
+    with np.load(path.with_suffix(".npz")) as arrays:
+        weights = dict(arrays)
     if about.get("layer_norm"):
         raise mi.ModelError(f"{path.name} is compiled with layer norms, which its weights do not hold")
     if not about.get("causal", True):
