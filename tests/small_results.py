@@ -1,11 +1,15 @@
 """A real result of every kind, made of a few numbers in a moment: what is told, drawn and saved is tested on these."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.text import Text
 
 import mless_interp as mi
 from mless_interp.answers.graders import GRADERS
@@ -500,3 +504,29 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "Comparisons": lambda: answered(n=20).compare_all(),
 }
 """A result of every kind, by its class."""
+
+KEPT = Path(__file__).with_name("kept_results.txt")
+"""All that these results say and show, as it was when this file was written: `python tests/small_results.py` writes it anew,
+and its diff is what users will see differently."""
+
+
+def told(name: str) -> str:
+    """Everything of a result that a person reads: its print, explanation, tables, and the texts of its page and picture."""
+    result = RESULTS[name]()
+    tables = {
+        name: getattr(result, name)()
+        for name, method in inspect.getmembers(type(result), inspect.isfunction)
+        if inspect.signature(method).return_annotation is pd.DataFrame and name not in ("printed", "to_frame", "top", "growth")
+    }
+    shown = result.shown()
+    page = [f"page: {each.caption}: {', '.join(each.columns or each.frame)}" for each in shown.tables]
+    if shown.head_map:
+        page.append(f"page: map of {shown.head_map.value}, {shown.head_map.means}, {list(shown.head_map.marked or ())}")
+    drawn = dict.fromkeys(" ".join(each.get_text().split()) for each in result.plot().findobj(Text))
+    parts = [repr(result), *result.explain().splitlines(), *page, "picture: " + " | ".join(filter(None, drawn))]
+    parts += [f"{method}\n{table.to_csv(index=False, float_format='%.4g')}" for method, table in tables.items()]
+    return f"=== {name}\n" + "\n".join(parts)
+
+
+if __name__ == "__main__":
+    KEPT.write_text("".join(map(told, RESULTS)), encoding="utf-8")

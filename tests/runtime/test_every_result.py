@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
-from small_results import RESULTS, confirmed, located, patched
+from small_results import KEPT, RESULTS, confirmed, located, patched, told
 
 import mless_interp as mi
 from mless_interp.runtime import folders
@@ -35,6 +35,13 @@ def test_every_kind_of_result_is_under_test() -> None:
             importlib.import_module(module.name)
     assert {kind.__name__ for kind in kinds(Result)} - {"Measured"} == set(RESULTS)
     assert {type(make()).__name__ for make in RESULTS.values()} == set(RESULTS)
+
+
+@EVERY
+def test_it_tells_what_it_told(name: str) -> None:
+    """After an intended change: `python tests/small_results.py`, and read the diff."""
+    _, _, kept = KEPT.read_text(encoding="utf-8").partition(f"=== {name}\n")
+    assert told(name) == f"=== {name}\n" + kept.partition("\n=== ")[0].removesuffix("\n") + "\n"
 
 
 @EVERY
