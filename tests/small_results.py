@@ -516,7 +516,8 @@ def told(name: str) -> str:
     tables = {
         name: getattr(result, name)()
         for name, method in inspect.getmembers(type(result), inspect.isfunction)
-        if inspect.signature(method).return_annotation is pd.DataFrame and name not in ("printed", "to_frame", "top", "growth")
+        if inspect.signature(method).return_annotation is pd.DataFrame
+        and name not in ("printed", "to_frame", "top", "growth")
     }
     shown = result.shown()
     page = [f"page: {each.caption}: {', '.join(each.columns or each.frame)}" for each in shown.tables]
