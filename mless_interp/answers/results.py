@@ -111,6 +111,8 @@ class Comparisons(Result):
     reference: str
     grader: str
     comparisons: tuple[Comparison, ...]
+
+    columns = Comparison.columns
     caption = "Each treatment against the same one, on the same problems."
 
     def table(self) -> pd.DataFrame:
@@ -167,7 +169,8 @@ class AccuracyResults(Result):
     )
 
     picture = "accuracy_bars"
-    columns = columns_of("""
+    columns = (
+        columns_of("""
         accuracy | right | share | share of right answers, strictly graded
         paper | right, paper's grader | share | share of right answers as the paper's own rule grades
         boxed | boxed | share | share of answers with a \\boxed{} result
@@ -175,6 +178,8 @@ class AccuracyResults(Result):
         gave_up | undecided | share | share of grades that nothing decided; they count as wrong
         n_missing | not run | | answers that are missing
     """)
+        + Comparison.columns
+    )
 
     def __post_init__(self) -> None:
         self.check_axes()

@@ -152,7 +152,8 @@ def present(kept: Kept) -> Presented:
             made = made.folded("What the reads of the named heads are", made.blank().figure(picture, edits))
         if answered is not None:
             made = made.heading("Do the answers come back?")
-            made = made.table(_short(answered), "Right answers; differences and p are against the insertion alone.")
+            caption = "Right answers; differences and p are against the insertion alone."
+            made = made.table(_short(answered), caption, of=type(answered))
         named = len(found.found) if located else 0
         which = f"{N_SHOWN} largest of {named} named" if named > N_SHOWN else "named" if named else "largest"
         return kept.view(made, heading=f"Attention of the {which} heads")

@@ -27,12 +27,17 @@ class RunsCompared(Result):
 
     results: dict[str, Any]
 
-    columns = columns_of("""
+    columns = (
+        columns_of("""
         of_this_sign | problems of its sign | of n | problems whose effect has the sign of the median
         named | heads named | of of_heads | heads that passed on these problems
         run | run | | the folder of the run
         of_heads | of heads | | heads that were tested
+        insertion | insertion | | its name
+        confirmed | confirmed | verdict | heads that pass again on fresh problems
     """)
+        + AccuracyResults.columns
+    )
 
     @property
     def of_answers(self) -> bool:

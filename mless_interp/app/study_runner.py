@@ -201,6 +201,7 @@ def _of(insertion: str, do: Callable[..., Found], *given: object, **options: Any
 OF_EFFECTS = """
     {0}_median | {0}, median effect | | median over problems of what the contrast does to the outcome ({1})
     {0}_k | {0}, problems | of {0}_n | problems in which the effect has the median's sign, beyond rounding ({1})
+    {0}_n | {0}, n | later | problems where the outcome is defined ({1})
     {0}_p | {0}, p, corrected | p | that most problems show one sign (sign test; Holm over all effects of the study) ({1})
     {0}_n_undefined | {0}, undefined | | problems where the outcome is not defined ({1})
 """
@@ -230,14 +231,18 @@ class StudyResult(Result):
     confidence: float = CONFIDENCE
 
     picture = "study_effects"
-    columns = columns_of("""
+    columns = (
+        columns_of("""
         inserts | inserts | | which tokens, how many, and where if not before the question
         insertion | insertion | | its name in the study
         most_read_by | most read by | | the head with the largest share of attention on the inserted tokens, mean over problems
         shown_again | heads confirmed | | heads that were named and pass again on fresh problems
         answers_n | answered | | problems answered without the insertion and with it
         difference_p | p, answers | p | that right answers change; corrected for all insertions of the study
-    """) + columns_of("".join(OF_EFFECTS.format(name, contrast.says) for name, contrast in CONTRASTS.items()))
+    """)
+        + columns_of("".join(OF_EFFECTS.format(name, contrast.says) for name, contrast in CONTRASTS.items()))
+        + HeadScores.columns
+    )
 
     @property
     def reported(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from ..core.arguments import Arguments, checked, count_of, listed, one_of, sever
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelError
-from ..patching.effect import fewest_for
+from ..patching.effect import Parts, fewest_for
 from ..patching.prepared import Settings
 from ..prompts.pairs import REPLACED, PromptPair
 from ..runtime.columns import columns_of
@@ -66,9 +66,12 @@ class Circuit(Result):
     left_out: dict[str, str] = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
 
-    columns = columns_of("""
+    columns = (
+        columns_of("""
         part | part | | which of its results
     """)
+        + Parts.columns
+    )
 
     def parts(self) -> dict[str, Any]:
         """Return the results of the parts that were measured, by name."""

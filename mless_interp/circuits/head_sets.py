@@ -266,6 +266,8 @@ class MinimalSets(Result):
 
     picture = "set_growth"
     columns = columns_of("""
+        share | share | share | what the set brings / median effect
+        confirmed | confirmed | verdict | passes again on fresh problems
         fresh_share | share on fresh problems | share | what the set brings there / median effect
         p_random | p, random sets | p | rank among random sets of the same size and layers, on fresh problems
         random_share | share of random sets | share | median over them, on fresh problems

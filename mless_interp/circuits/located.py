@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..core.arguments import Arguments, count_of, listed
 from ..core.heads import Head, as_head
-from ..patching.effect import SMALLEST_EFFECT, WHOLE, concentration_words
+from ..patching.effect import SMALLEST_EFFECT, WHOLE, Parts, concentration_words
 from ..patching.knockouts import JointKnockout, ReadEffects
 from ..patching.prepared import Settings
 from ..patching.sweep import PatchScores
@@ -55,12 +55,15 @@ class Verdicts(Grouped):
     resolution: float = 0.0
     strata: tuple[str, ...] = ()
 
-    columns: ClassVar[tuple[Column, ...]] = columns_of("""
+    columns: ClassVar[tuple[Column, ...]] = (
+        columns_of("""
         kind | verdict | verdict | a test over most problems, corrected for testing many heads
         claimed | claimed | verdict | the verdict on the problems that named the head
         strata | in strata | verdict | the strata of the problems in which a specialist was named
         confirmed_strata | confirmed in | verdict | the strata in which fresh problems confirm a specialist
         confirmed | confirmed | verdict | passes again on fresh problems
+        removed_share | undone | share | share of the whole effect that disappears when the head is patched out
+        added_share | reproduced | share | share of the whole effect that appears when the head is patched in
         removed_k | undone in | of n | problems in which patching the head out undoes more than the smallest effect
         added_k | reproduced in | of n | problems in which patching the head in reproduces more than the smallest effect
         removed_median | undone, median | | median effect that disappears when the head is patched out, in the outcome's unit
@@ -78,6 +81,9 @@ class Verdicts(Grouped):
         exceeds_mass_n | of | | problems where as much attention elsewhere can be removed
         p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems
     """)
+        + PatchScores.columns
+        + Parts.columns
+    )
     axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem head"), ("total", "problem"))
 
     @property
@@ -271,8 +277,6 @@ class LocatedHeads(Verdicts, Result):
     confirmation: Confirmation | None = None
 
     columns = columns_of("""
-        removed_share | undone | share | share of the whole effect that disappears when the head is patched out
-        added_share | reproduced | share | share of the whole effect that appears when the head is patched in
         knockout_median | own read, median | | what hiding the inserted tokens from this head takes away
         mediated_removed_median | mediated, median | | the part of the head's effect that earlier heads cause
         edge_noise_median | own read added, median | | what showing them to this head alone brings

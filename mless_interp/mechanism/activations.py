@@ -83,6 +83,7 @@ class ActivationShift(Measured):
 
     picture = "activation_histograms"
     columns = columns_of("""
+        claimed | claimed | verdict | which way the claim says that it goes
         before | before | | mean over problems without the span
         after | after | | mean over problems with the span
         n_up | rise in | | problems in which it rises

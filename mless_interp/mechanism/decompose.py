@@ -339,6 +339,7 @@ class AttentionDecomposition(Measured):
         residual | residual | | change that lambda z + Sigma leaves unexplained; 0: affine, as any text makes it in layer 0
         fit_slope | slope of the best fit | | of the output with the span on that without; another number than lambda
         fit_r2 | R² of the fit | | share of variance that the best affine fit explains
+        change | change | | length of the change of the head's output / its length before, mean over queries
         share | of the layer's change | share | the head's share in what the layer's attention changes; signed
         scale_share | by scale | share | part of the layer's change that scaling the head's old output makes; signed
         bias_share | by bias | share | part of the layer's change that adding the span's values makes; signed

@@ -71,6 +71,8 @@ class Mediation(Measured):
         effect | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
         before | without the span | | mean over problems
         mean | mean change | | mean over problems
+        n_up | rise in | | problems in which it rises
+        n_down | fall in | | problems in which it falls
     """)
     caption = (
         "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction is both "

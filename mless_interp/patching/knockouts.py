@@ -187,6 +187,9 @@ class JointKnockout(Measured):
     unit: str
     chosen_elsewhere: bool = False
 
+    columns = columns_of("""
+        effect | mean effect | | what the set carries of the insertion's effect, in the outcome's unit
+    """)
     axes = (("effect", "problem"), ("singles", "problem head"), ("random", "problem set"))
 
     @property

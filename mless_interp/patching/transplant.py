@@ -124,6 +124,7 @@ class Transplant(Measured):
     signed = True
     caption = "What transplanted spans do: medians over problems, with intervals."
     columns = columns_of("""
+        reading | reading | | what is read: how much a span raises its own answer, or takes from the foreign one
         above | above 0 in | | problems whose number is above 0, beyond rounding
     """)
     axes = (("values", "problem answer span"),)

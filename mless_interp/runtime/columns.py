@@ -38,9 +38,6 @@ class Column:
     role: str = ""
 
 
-DECLARED: dict[str, Column] = {}
-"""Every column that a metric, a contrast or else a result declares, by name. A result's own come first for its tables
-(`Result.declared`), so what they say does not depend on what else is imported."""
 ENDS = {
     "_null": ", of uniform attention on the same prompts",
     "_untrained": ", of untrained twins of the model",
@@ -51,22 +48,46 @@ ENDS = {
 """What the ends of a metric's further columns mean."""
 
 
-def declare(*columns: Column) -> tuple[Column, ...]:
-    """Make columns of metrics and contrasts known by their names, and return them."""
-    DECLARED.update((column.name, column) for column in columns)
-    return columns
-
-
 def columns_of(text: str) -> tuple[Column, ...]:
-    """Declare columns of a result, a line each: `name | heading | role | note`."""
+    """Return columns of a result, a line each: `name | heading | role | note`."""
     parts = ([part.strip() for part in line.split("|")] for line in text.splitlines() if line.strip())
-    made = tuple(Column(name, heading, note, role=role) for name, heading, role, note in parts)
-    for column in made:
-        DECLARED.setdefault(column.name, column)
-    return made
+    return tuple(Column(name, heading, note, role=role) for name, heading, role, note in parts)
 
 
-def column_of(name: str, known: Mapping[str, Column] = DECLARED) -> Column:
+COMMON = columns_of("""
+    label | head | | layer and query head, zero-based
+    paper_label | in the paper's counting | later | one-based
+    median | median | | over problems
+    n_undefined | undefined | | problems where it is not defined
+    contrast | contrast | later | the two runs that are compared
+    metric | metric | | what is measured, in the unit of its row
+    unit | unit | later | of the values in this row
+    claim | claim | | what the paper says
+    verdict | verdict | verdict | agrees, disagrees, or cannot tell: from the interval against the null, over problems
+    reason | reason | | why nothing can be told, or the rank that the verdict rests on
+    rank | rank | count | 1 is the largest; ties share the first rank
+    condition | condition | | which run: without insertion, with it, ...
+    n_tokens | tokens | count | number of inserted tokens
+    outcome | outcome | | mean over problems, with the insertion
+    total | total effect | | with the insertion - without it, median over problems
+    treatment | treatment | | what was done to the problem before it was answered
+    p | p | p | before correction for several tests
+    k | problems | of n | problems in which the effect exceeds the smallest effect
+    p_corrected | p, corrected | p | corrected for all tests made together (Holm)
+    flag | remark | later | what is unusual about the interval
+    set | set | | which heads together
+    n | n | later | problems where it is defined
+    n_heads | number of heads | | how many heads
+    heads | heads | | which heads, zero-based
+    side | side | | which end of the tokens: promoted or suppressed, preferred or avoided; of a set: sufficient or necessary
+    layer | layer | later | zero-based
+    head | head | later | query head, zero-based
+""")
+"""What columns mean that many results have; the others are declared by the results that have them."""
+KNOWN = {column.name: column for column in COMMON}
+
+
+def column_of(name: str, known: Mapping[str, Column] = KNOWN) -> Column:
     """Return the declared column of this name; else one with its name for a heading and, of a metric's, what its end means."""
     if name in known:
         return known[name]
@@ -106,7 +127,7 @@ class TextTable:
         caption: str,
         *,
         columns: Sequence[str] | Mapping[str, str] | None = None,
-        known: Mapping[str, Column] = DECLARED,
+        known: Mapping[str, Column] = KNOWN,
         interval: str = "95 %",
     ) -> "TextTable":
         """Make the table of a data frame: its `columns` (default: all), in this order, named by a mapping or as `known`.

@@ -18,7 +18,7 @@ import pandas as pd
 from ..core.arguments import count_of
 from ..core.heads import Head
 from ..statistics import CONFIDENCE, Interval, by_group
-from .columns import DECLARED, Column, Table, TextTable, columns_of, says
+from .columns import COMMON, Column, Table, TextTable, says
 from .folders import savable
 from .text_safety import WIDTH, one_line
 
@@ -99,35 +99,7 @@ class Result(Grouped):
     """What a page writes above its table."""
     picture: ClassVar[str] = "summary_plot"
     """The view that `plot` draws."""
-    columns: ClassVar[tuple[Column, ...]] = columns_of("""
-        label | head | | layer and query head, zero-based
-        paper_label | in the paper's counting | later | one-based
-        median | median | | over problems
-        n_undefined | undefined | | problems where it is not defined
-        contrast | contrast | later | the two runs that are compared
-        metric | metric | | what is measured, in the unit of its row
-        unit | unit | later | of the values in this row
-        claim | claim | | what the paper says
-        verdict | verdict | verdict | agrees, disagrees, or cannot tell: from the interval against the null, over problems
-        reason | reason | | why nothing can be told, or the rank that the verdict rests on
-        rank | rank | count | 1 is the largest; ties share the first rank
-        condition | condition | | which run: without insertion, with it, ...
-        n_tokens | tokens | count | number of inserted tokens
-        outcome | outcome | | mean over problems, with the insertion
-        total | total effect | | with the insertion - without it, median over problems
-        treatment | treatment | | what was done to the problem before it was answered
-        p | p | p | before correction for several tests
-        k | problems | of n | problems in which the effect exceeds the smallest effect
-        p_corrected | p, corrected | p | corrected for all tests made together (Holm)
-        flag | remark | later | what is unusual about the interval
-        set | set | | which heads together
-        n | n | later | problems where it is defined
-        n_heads | number of heads | | how many heads
-        heads | heads | | which heads, zero-based
-        side | side | | which end of the tokens: promoted or suppressed, preferred or avoided; of a set: sufficient or necessary
-        layer | layer | later | zero-based
-        head | head | later | query head, zero-based
-    """)
+    columns: ClassVar[tuple[Column, ...]] = COMMON
     """Columns of its tables, beside those of the classes that it is made of."""
     drawn: ClassVar[tuple[str, ...]] = ()
     """Columns of its table that a picture shows unless told otherwise: the first that is known of any row."""
@@ -146,8 +118,8 @@ class Result(Grouped):
 
     @classmethod
     def declared(cls) -> Mapping[str, Column]:
-        """Return what columns of its tables mean, by name: its own, those of its bases, then everybody's."""
-        return ChainMap(*({c.name: c for c in vars(kind).get("columns", ())} for kind in cls.__mro__), DECLARED)
+        """Return what columns of its tables mean, by name: its own, then those of its bases."""
+        return ChainMap(*({c.name: c for c in vars(kind).get("columns", ())} for kind in cls.__mro__))
 
     @property
     def interval_words(self) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.arguments import nearest
 from ..metrics import attention, outputs, received, recovery
 from ..metrics.patterns import segment_mean
-from ..runtime.columns import Column, declare
+from ..runtime.columns import Column
 from .streaming import Layout, Need, Reduced, RowFormula, Rows, States
 
 Kind = Literal["row", "profile", "paired", "state"]
@@ -303,7 +303,10 @@ def _declared() -> dict[str, Metric]:
 
 METRICS = _declared()
 """Every metric by name; any row metric also exists as `name_last`, read at the question's last row."""
-declare(*(Column(each.name, each.name.replace("_", " "), f"{each.meaning} ({each.unit})") for each in METRICS.values()))
+COLUMNS = tuple(
+    Column(each.name, each.name.replace("_", " "), f"{each.meaning} ({each.unit})") for each in METRICS.values()
+)
+"""What they are as columns of results."""
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
 """What is measured unless metrics are asked for."""
 SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_ratio", *STATES)

@@ -367,6 +367,7 @@ class SegmentAttention(results.Result):
     columns = columns_of("""
         dest | from | | segment whose tokens attend
         src | to | | segment whose tokens are attended to
+        share | share | share | of the attention of the segment that attends, mean over problems
     """)
     axes = (("values", "problem layer head_of_layer dest src"),)
 

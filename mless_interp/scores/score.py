@@ -25,7 +25,7 @@ from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, in_context
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
 from . import streaming
-from .catalogue import METRICS, Profile, chosen_metrics, metric_named
+from .catalogue import COLUMNS, METRICS, Profile, chosen_metrics, metric_named
 
 T = TypeVar("T")
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
@@ -64,6 +64,7 @@ class HeadScores(results.Result):
     twins: tuple["HeadScores", ...] = ()
 
     picture = "head_map"
+    columns = COLUMNS
     drawn = ("collapse_relative", "lam")
     axes = (("values", "problem layer head_of_layer"), ("null", "problem layer"))
 

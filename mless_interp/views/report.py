@@ -24,7 +24,7 @@ from markupsafe import Markup
 from ..core.arguments import Arguments
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..runtime.columns import DECLARED, Column, TextTable, column_of
+from ..runtime.columns import KNOWN, Column, TextTable, column_of
 from ..runtime.folders import savable
 from ..runtime.results import Result, ShownMap, turned
 from ..runtime.text_safety import visible
@@ -59,7 +59,7 @@ class HeadMap:
 
     @classmethod
     def of(
-        cls, drawn: ShownMap, *, known: Mapping[str, Column] = DECLARED, interval: str = "95 %", below: str = ""
+        cls, drawn: ShownMap, *, known: Mapping[str, Column] = KNOWN, interval: str = "95 %", below: str = ""
     ) -> "HeadMap":
         """Make it of a result's; `known`: what its columns mean; `interval`: its confidence; `below`: what is said below 0."""
         frame = drawn.frame
@@ -147,10 +147,16 @@ class Report:
         return self._with(Block("answer", text))
 
     def table(
-        self, frame: pd.DataFrame, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None
+        self,
+        frame: pd.DataFrame,
+        caption: str,
+        *,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        of: type[Result] = Result,
     ) -> "Report":
-        """Add a data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them."""
-        return self._with(TextTable.of(frame, caption, columns=columns))
+        """Add a data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them;
+        they mean what they do in tables `of` that kind of result."""
+        return self._with(TextTable.of(frame, caption, columns=columns, known=of.declared()))
 
     def figure(self, picture: Any, caption: str) -> "Report":
         """Add a matplotlib figure as PNG."""
