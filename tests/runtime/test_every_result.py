@@ -250,7 +250,7 @@ def test_the_column_drawn_is_the_first_that_is_known() -> None:
 def test_cells_are_printed_by_the_role_of_their_column() -> None:
     table = pd.DataFrame({"label": ["a", "b"], "share": [0.5, np.nan], "share_ci_low": [0.4, np.nan], "k": [3, 4]})
     table = table.assign(n=4, share_ci_high=[0.61, np.nan], p_corrected=[3e-19, 1.0], who=["x" * 60, None])
-    assert [line.split() for line in TextTable.of(table, "").lines()] == [
+    assert [line.split() for line in TextTable.of(table, "", known=mi.PatchScores.declared()).lines()] == [
         ["head", "share", "[95", "%]", "problems", "p,", "corrected", "who"],
         ["a", "50", "%", "[40,", "61]", "3/4", "3e-19", "x" * 51 + "…"],
         ["b", "–", "4/4", "1", "–"],
