@@ -56,6 +56,8 @@ class Room:
 ROOMS = {
     "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py")),
     "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py")),
+    "scores": Room(("mless_interp/scores/*.py",), ("tests/scores", LAWS)),
+    "views": Room(("mless_interp/views/*.py",), ("tests/views", LAWS)),
     "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts",)),
     "models": Room(("mless_interp/models/*.py",), ("tests/models",)),
     "patching": Room(("mless_interp/patching/*.py",), ("tests/patching", LAWS, KEPT)),
