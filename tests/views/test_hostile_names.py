@@ -39,13 +39,12 @@ def asked() -> Any:
 
 
 BARS = pd.DataFrame({"model": [BAD, "b"], "treatment": [BAD, BAD], "percent": [50.0, 60.0], "n": [np.nan, 3.0]})
-SEEN = mi.Head(0, 13)
-PICTURES: dict[str, Callable[[], Any]] = {
+NAMED: dict[str, Callable[[], Any]] = {
     name: lambda make=make: named(make()).plot()  # type: ignore[misc]
     for name, make in small.RESULTS.items()
 } | {
     "head_map": lambda: mi.views.head_map(named(small.located())),
-    "compare_profiles": lambda: mi.views.compare_profiles([(BAD, SEEN, {BAD: small.profiled()})]),
+    "compare_profiles": lambda: mi.views.compare_profiles([(BAD, mi.Head(0, 13), {BAD: small.profiled()})]),
     "accuracy_bars": lambda: mi.views.accuracy_bars(right()),
     "bars_of_models": lambda: mi.views.bars_of_models(BARS, BAD),
     "study_effects": lambda: mi.views.study_effects(asked()),
@@ -65,15 +64,15 @@ def checked(picture: Any) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", NAMED)
 def test_every_result_draws_itself_and_a_name_is_drawn_as_it_is_written(name: str) -> None:
-    words = checked(PICTURES[name]())
+    words = checked(NAMED[name]())
     assert name in UNNAMED or any(r"$\frac{a}{$ \q_^%#{}~" in text for text in words)
 
 
 def test_every_picture_is_under_test() -> None:
     drawn = {name for file, names in PUBLIC.items() if file != "circuitsvis" for name in names}
-    assert drawn == {type(make()).picture for make in small.RESULTS.values()} | (set(PICTURES) - set(small.RESULTS))
+    assert drawn == {type(make()).picture for make in small.RESULTS.values()} | (set(NAMED) - set(small.RESULTS))
 
 
 def test_what_can_be_drawn_stays_as_it_is() -> None:

@@ -1,7 +1,6 @@
 """The report page: what it says, and, in a headless browser, that it loads, sorts, draws and asks nobody."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import mless_interp as mi
 from mless_interp.runtime.columns import TextTable
 from mless_interp.runtime.results import ShownMap
 from mless_interp.runtime.store import provenance
-from mless_interp.views.report import HeadMap, ShownPrompt, colour
+from mless_interp.views.report import HeadMap, ShownPrompt
 
 NAN, INF = float("nan"), float("inf")
 BAD = '</script><script>window.hacked=1</script><img src="x:y" onerror="window.hacked=2">"\'&{{ 7*7 }}'
@@ -72,19 +71,6 @@ def heads_table() -> pd.DataFrame:
     return pd.DataFrame(places | {"effect": effect} | ends)
 
 
-def test_a_map_has_a_square_per_head_with_its_interval_in_words() -> None:
-    drawn = ShownMap(heads_table(), "effect", ["label", "effect"], [False] * 5 + [True], "m")
-    made = HeadMap.of(drawn)
-    assert (len(made.squares), made.limit, made.marked_means) == (6, "0.5", "m")
-    by_place = {(square["layer"], square["head"]): square for square in made.squares}
-    assert by_place[0, 1]["words"] == "head L0H1; mean effect [95 %] -0.5000 [-0.6000, -0.4000]"
-    assert (made.signed, made.undefined) == (True, True)
-    assert by_place[0, 1]["colour"] == colour(-1.0) == "#053061"
-    assert by_place[1, 1]["colour"] == colour(1.0) == "#67001f"
-    assert by_place[0, 0]["colour"] == colour(0.0) and by_place[1, 0]["colour"] == "#bbbbbb", "grey: undefined, not 0"
-    assert marked(made) == [(1, 2)]
-
-
 def shown(result: Any) -> tuple[list[str], HeadMap | None, list[TextTable]]:
     """What a page tells and shows of a result, folded or not: sentences, head map, tables."""
     made = mi.Report("T", question="Q?").result(result, heading=None).parts
@@ -98,33 +84,6 @@ def shown(result: Any) -> tuple[list[str], HeadMap | None, list[TextTable]]:
 def marked(head_map: HeadMap | None) -> list[tuple[int, int]]:
     assert head_map is not None
     return [(square["layer"], square["head"]) for square in head_map.squares if square["marked"]]
-
-
-def test_a_sweep_becomes_sentences_a_map_and_a_table_with_the_largest_share_first() -> None:
-    sentences, head_map, (table,) = shown(patched(12))
-    assert sentences[0] == patched(12).headline()
-    assert texts(table, 0)[0] == "L1H2" and len(table.rows) == 6
-    assert head_map is not None and head_map.column.heading == "share" and marked(head_map) == [(1, 2)]
-    assert "more than 5 % of the effect in most problems, p < 0.04 corrected" in head_map.marked_means
-    assert {"share of problems [95 %]", "recovered"} <= set(labels(table))
-    assert labels(table)[: table.at_once] == [
-        *("head", "share [95 %]", "problems", "p, corrected", "median [95 %]", "mean effect"),
-    ]
-    assert texts(table, 2)[0] == "12/12"
-    assert marked(shown(patched(4))[1]) == [], "4 problems name no head"
-    sentences, head_map, _ = shown(patched(donor=np.array([1.0, -1.0, 1.0, -1.0])))
-    assert head_map is not None and head_map.column.name == "median" and marked(head_map) == []
-    assert any("no head is tested" in sentence for sentence in sentences)
-
-
-def test_located_heads_are_outlined_and_come_first() -> None:
-    _, head_map, (table, controls) = shown(located())
-    assert marked(head_map) == [(0, 1), (1, 0)] and head_map is not None and head_map.column.heading == "undone"
-    assert texts(table, 0)[:2] == ["L0H1", "L1H0"] and texts(table, 1) == ["reader", "mediator", "undecided"]
-    assert texts(controls, 0) == ["L0H1", "L1H0"]
-    _, _, (_, fresh, again) = shown(replace(located(), confirmation=confirmed()))
-    assert "on fresh problems" in fresh.caption and texts(again, 1) == ["reader", "mediator", "sufficient only"]
-    assert labels(again)[:4] == ["head", "claimed", "confirmed", "verdict"] and texts(again, 2) == ["yes", "yes", "no"]
 
 
 def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome: Browser, tmp_path: Path) -> None:
@@ -161,17 +120,6 @@ def test_of_many_sentences_and_tables_the_first_stand_open(chrome: Browser, tmp_
     shown.run("document.querySelector('main > details').open = true")
     shown.run("document.querySelector('main > details thead button').click()")
     assert shown.run("document.querySelector('main > details th').getAttribute('aria-sort')") == "ascending"
-
-
-def test_provenance_tells_the_command_and_counts_what_is_long() -> None:
-    run = {"repeat": "python a.py --unit ' /'", "seed": 3, "prompts": [{"a": 1}] * 20, "model": {"name": "m", "d": {}}}
-    page = mi.Report("T", question="Q?").provenance(run | {"checks": {"row_sum_error": 1e-7, "replay": None}}).page()
-    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
-    assert facts.items() >= {"seed": "3", "prompts": "20 entries, in run.json", "model: name": "m"}.items()
-    assert (
-        facts.items() >= {"checks: row sum error": "1e-07", "checks: replay": "none"}.items()
-        and "--unit &#39; /&#39;</pre>" in page
-    )
 
 
 @pytest.fixture(scope="module")

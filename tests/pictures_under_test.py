@@ -1,0 +1,240 @@
+"""Every picture that the toolkit draws, and what is drawn in it as text: places, colours, marks, words."""
+
+import base64
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import small_results as small
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_hex
+from matplotlib.spines import Spine
+from matplotlib.text import Annotation
+
+import mless_interp as mi
+from mless_interp.views.circuitsvis import PairAttention, Patterns, attention_view
+
+views = mi.views
+NAN = np.nan
+BARS = pd.DataFrame({"model": list("bbaa"), "treatment": ["none", "mless"] * 2, "percent": [64.0, 66, 73, 76]})
+BARS = BARS.assign(low=[NAN, NAN, 70, 70], high=[NAN, NAN, 80, 85], n=[NAN, NAN, 50, 50])
+SEEN = mi.Head(0, 13)
+
+
+def two_profiles() -> tuple[Any, Any]:
+    return small.profiled(), replace(small.profiled(0.04), settings={"model": "other", "insertion": "Mful"})
+
+
+def nothing() -> Any:
+    return replace(small.traced(16), values=0 * small.traced(16).values)
+
+
+def skewed() -> Any:
+    """An effect of -1 in most problems and +90 in one has a positive mean; what is claimed of edges is not of means."""
+    total = np.array([-1.0] * 15 + [90.0])
+    edges = tuple(map(mi.Edge.parse, ("L0H1 -> MLP1", "L0H0 -> MLP1", "MLP1 -> logits")))
+    values = np.array([0.4, -0.2, 0.9]) * np.where(total < 0, total, 90)[:, None]
+    return replace(small.traced(16), cells=edges, total=total, values=values)
+
+
+def by_value() -> Any:
+    """L0H1 -> L1H0 by v, and not by q, k and v together."""
+    found = small.traced()
+    values = found.values.copy()
+    values[:, 2] = 0
+    return replace(found, values=values)
+
+
+PICTURES: dict[str, Callable[[], Any]] = {
+    name: lambda make=make: make().plot()  # type: ignore[misc]
+    for name, make in small.RESULTS.items()
+} | {
+    "head_map, named": lambda: views.head_map(small.located()),
+    "head_map, attributed": lambda: views.head_map(small.attributed()),
+    "head_map, doses": lambda: views.head_map(small.doses()),
+    "head_map, a metric": lambda: views.head_map(small.scored(), value="span_mass", top=1, limit=0.7),
+    "forest, a column": lambda: views.forest(small.patched(12), value="median", top=4),
+    "forest, chosen heads": lambda: views.forest(small.located(), heads=["L1H0", "L0H0"]),
+    "summary_plot": lambda: views.summary_plot(small.answered(n=20).compare_all(), top=2),
+    "read_effects, no effect": lambda: views.read_effects(small.read_apart(n=3)),
+    "profiles, aligned": lambda: views.profiles(two_profiles(), [SEEN], conditions=("inserted",), whole=False),
+    "compare_profiles": lambda: views.compare_profiles(
+        [("A", SEEN, dict(zip("xy", two_profiles(), strict=True))), ("B", SEEN, {"x": small.profiled()})]
+    ),
+    "circuit_curve, undefined": lambda: views.circuit_curve(small.curve(total=0.0)),
+    "accuracy_bars": lambda: views.accuracy_bars(small.answered()),
+    "bars_of_models": lambda: views.bars_of_models(BARS, "printed"),
+    "path_graph, all": lambda: views.path_graph(small.traced(5), only_found=False),
+    "path_graph, too few problems": lambda: views.path_graph(small.traced(8)),
+    "path_graph, nothing found": lambda: views.path_graph(nothing()),
+    "path_graph, nothing at all": lambda: views.path_graph(nothing(), only_found=False),
+    "path_graph, no effect": lambda: views.path_graph(replace(small.traced(16), total=np.tile([1.0, -1.0], 8))),
+    "path_graph, skewed": lambda: views.path_graph(skewed()),
+    "path_graph, by value alone": lambda: views.path_graph(by_value()),
+    "site_map, a column": lambda: views.site_map(small.placed(), value="effect"),
+    "study_effects": lambda: views.study_effects(small.studied()),
+    "direct_bars, the largest": lambda: views.direct_bars(
+        replace(small.directed(), total=-small.directed().total), top=2
+    ),
+    "token_bars, one each": lambda: views.token_bars(small.written(), top=1),
+}
+
+
+def attention_of(n_inserted: int = 3) -> PairAttention:
+    """Two heads' attention on three tokens, and on as many inserted after the first."""
+    panels = []
+    for condition, n in (("base", 3), ("inserted", 3 + n_inserted)):
+        values = np.tril(1.0 + np.arange(2 * n * n).reshape(2, n, n)) / 1000
+        inside = (np.arange(n) > 0) & (np.arange(n) <= n - 3)
+        base = np.where(inside, -1, np.cumsum(~inside) - 1)
+        texts = ("a", *["</s>"] * (n - 2), "a long & wide token of a text")
+        panels.append(Patterns(condition, values, texts, base, inside))
+    return PairAttention("p<1>", "Mless ' /' x3", n_inserted, (mi.Head(0, 1), mi.Head(1, 0)), tuple(panels))
+
+
+def viewed(**options: Any) -> str:
+    """A view of attention: its title, its fixed part, and what it sends."""
+    view = attention_view(attention_of(), **options)
+    charts = zlib.decompress(base64.b64decode(str(view.data["charts"]))).decode()
+    return "\n".join([view.title, view.body, str({**view.data, "charts": charts})])
+
+
+def page_of(result: Any, **options: Any) -> str:
+    """A page of a result, without its style and script."""
+    page = mi.Report("T", question="Q?", answer="A -> B.").result(result, **options)
+    run = {"repeat": "", "command": ["a b", 1], "list": [1.5, True, None], "long": list(range(13)), "in": {"x_y": {}}}
+    whole = page.answered("So.").provenance(run).page()
+    return re.sub(r"<(style|script)\b.*?</\1>|sha256-[\w+/=]+", "", whole, flags=re.DOTALL)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "page, no effect": lambda: page_of(small.patched(donor=np.array([1.0, -1.0, 1.0, -1.0]))),
+    "page, lowered": lambda: page_of(small.located(-1.0), heading=None),
+    "page, many tables": lambda: page_of(replace(small.located(), confirmation=small.confirmed())),
+    "page, chosen words": lambda: page_of(small.located(), first=small.located().explain().splitlines()[2:3]),
+    "page, a metric": lambda: page_of(small.scored()),
+    "view": viewed,
+    "view, token by token": lambda: viewed(max_span=None, scale=0.5),
+}
+
+KEPT = Path(__file__).with_name("kept_pictures.txt")
+"""All that is drawn, as it was when this file was written: `python tests/pictures_under_test.py` writes it anew, and its diff
+is what users will see differently."""
+ASKED = """text position xydata segments data xy width height array clim cmap
+    color facecolor edgecolor markerfacecolor markeredgecolor linestyle linewidth marker markersize hatch alpha zorder fill
+    fontsize ha va rotation boxstyle arrowstyle mutation_scale""".split()
+USUAL = {
+    *("alpha None", "hatch None", "linewidth 1", "ha left", "va baseline", "rotation 0", "fill True", "array None"),
+    *(
+        "clim (None None)",
+        "marker None",
+        "color #000000",
+        "linestyle -",
+        "linestyle solid",
+        "facecolor ()",
+        "fill False",
+    ),
+}
+"""What is not said."""
+
+
+def plain(value: Any) -> str:
+    """A value in few letters, numbers with four digits."""
+    if isinstance(value, str | bool) or value is None:
+        return str(value)
+    if isinstance(value, np.ndarray):
+        value = np.ma.filled(value, NAN).tolist()
+    if isinstance(value, float | int | np.number):
+        return f"{value + 0.0:.4g}"
+    return (
+        f"({' '.join(map(plain, value))})"
+        if isinstance(value, tuple | list)
+        else getattr(value, "name", type(value).__name__)
+    )
+
+
+def coloured(value: Any) -> str:
+    """Colours as hex."""
+    if value is None or np.ndim(value) == 2:
+        return plain([coloured(each) for each in ([] if value is None else value)])
+    return to_hex(value, keep_alpha=True).removesuffix("ff")
+
+
+def told(artist: Artist) -> str:
+    """One artist in a line: its kind and what it says of itself."""
+    said = []
+    for name in ASKED:
+        get = getattr(artist, f"get_{name}", None)
+        if get is None or (hasattr(artist, "get_xydata") and name in ("data", "xy")):
+            continue
+        if name.startswith("marker") and artist.get_marker() == "None":  # type: ignore[attr-defined]
+            continue
+        said.append(f"{name} {coloured(get()) if name.endswith('color') else plain(get())}")
+    if isinstance(artist, Annotation) and artist.arrow_patch is not None:
+        said.append(f"from {plain(artist.xyann)} to {plain(artist.xy)}: {told(artist.arrow_patch)}")
+    if (box := getattr(artist, "get_bbox_patch", lambda: None)()) is not None:
+        said.append(told(box))
+    if hasattr(artist, "get_paths") and not hasattr(artist, "get_segments"):
+        said.append("paths " + plain([path.vertices for path in artist.get_paths()]))
+    return f"{type(artist).__name__}: {'; '.join(each for each in said if each not in USUAL)}"
+
+
+def parts(axes: Axes) -> Iterator[str]:
+    """What axes are and hold."""
+    yield f"axes: {axes.get_title()!r} {axes.title.get_fontsize():g}, {plain((*axes.get_xlim(), *axes.get_ylim()))}"
+    for axis in (axes.xaxis, axes.yaxis):
+        words, ticks = axis.label, axis.get_major_ticks()
+        labels = [each.get_text() for each in axis.get_ticklabels()]
+        first = ticks[0].label1 if ticks else axis.label
+        yield (
+            f"axis: {words.get_text()!r} {plain(words.get_fontsize())} {axis.get_scale()}, at {plain(axis.get_ticklocs())}, "
+            f"{labels}, {told(first)}"
+        )
+    colour = to_hex(axes.get_facecolor())
+    yield f"face {colour}, axis {axes.axison}, ratio {axes.get_aspect()}"
+    for artist in axes.get_children():
+        if not isinstance(artist, Axis | Spine | QuadMesh) and artist not in (
+            axes.patch,
+            axes.title,
+            axes._left_title,
+            axes._right_title,
+        ):  # type: ignore[attr-defined]
+            yield told(artist)
+    if (legend := axes.get_legend()) is not None:
+        yield from keys(legend)
+
+
+def keys(legend: Any) -> Iterator[str]:
+    """The rows of a legend."""
+    yield f"legend: {legend._ncols} columns, frame {legend.get_frame_on()}, at {legend._loc}"
+    for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
+        yield f"key {text.get_text()!r} {plain(text.get_fontsize())}: {told(handle)}"
+
+
+def drawn(name: str) -> str:
+    """Everything in a picture, or on a page."""
+    if name in PAGES:
+        return f"=== {name}\n{PAGES[name]()}\n"
+    picture = PICTURES[name]()
+    above = picture._suptitle  # type: ignore[attr-defined]
+    lines = [f"size {plain(picture.get_size_inches())}, {type(picture.get_layout_engine()).__name__}, "]
+    lines[0] += "" if above is None else told(above)
+    for axes in picture.axes:
+        lines += parts(axes)
+    for legend in picture.legends:
+        lines += keys(legend)
+    several = [(line, len(list(same))) for line, same in groupby(lines)]
+    return f"=== {name}\n" + "\n".join(f"{n} x {line}" if n > 1 else line for line, n in several) + "\n"
+
+
+if __name__ == "__main__":
+    KEPT.write_text("".join(map(drawn, PICTURES | PAGES)), encoding="utf-8")
