@@ -78,6 +78,8 @@ ROOMS = {
             "tests/fuzz/test_damaged_files.py::test_a_damaged_checkpoint_never_changes_a_number",
         ),
     ),
+    "runtime": Room(("mless_interp/runtime/*.py",), ("tests/runtime",)),
+    "app": Room(("mless_interp/app/*.py",), ("tests/app", LAWS)),
     "precision": Room(
         (
             "mless_interp/models/traced_ops.py",
