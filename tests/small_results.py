@@ -493,6 +493,12 @@ def studied(n: int = 8) -> mi.StudyResult:
     )
 
 
+def turned(found: Any, **settings: object) -> Any:
+    """Effects of the other sign."""
+    values = {name: -values for name, values in found.values.items()}
+    return replace(found, total=-found.total, values=values, settings={**found.settings, **settings})
+
+
 MADE = [made for made in list(vars().values()) if getattr(made, "__module__", "") == __name__ and callable(made)]
 RESULTS: dict[str, Callable[[], Any]] = {
     kind.__name__: made
@@ -505,6 +511,23 @@ RESULTS: dict[str, Callable[[], Any]] = {
 }
 """A result of every kind, by its class."""
 
+OTHERS: dict[str, Callable[[], Any]] = {
+    "LocatedHeads, confirmed": lambda: replace(located(), confirmation=confirmed()),
+    "LocatedHeads, lowering, in bfloat16": lambda: turned(located(), dtype="bfloat16"),
+    "Confirmation, lowering": lambda: replace(turned(confirmed()), direction=-1.0),
+    "PatchScores, raising": lambda: patched(12, insertion="slashes", outcome="p"),
+    "PatchScores, lowering, of variants": lambda: replace(
+        patched(12, donor=-np.ones(12), dtype="float16"), groups=tuple("aabbccddeeff")
+    ),
+    "RunsCompared, one confirmed": lambda: mi.compare_runs(
+        {"one": located(), "other": {"found": replace(located(), confirmation=confirmed())}}
+    ),
+    "RunsCompared of sweeps": lambda: mi.compare_runs({"one": patched(12), "other": patched(4)}),
+    "RunsCompared of answers": lambda: mi.compare_runs(dict.fromkeys(("one", "other"), answered(n=20))),
+    "Comparisons, several sure": lambda: answered(0.5, n=120).compare_all(),
+}
+"""The same in other cases, where other things are said of them."""
+
 KEPT = Path(__file__).with_name("kept_results.txt")
 """All that these results say and show, as it was when this file was written: `python tests/small_results.py` writes it anew,
 and its diff is what users will see differently."""
@@ -512,7 +535,7 @@ and its diff is what users will see differently."""
 
 def told(name: str) -> str:
     """Everything of a result that a person reads: its print, explanation, tables, and the texts of its page and picture."""
-    result = RESULTS[name]()
+    result = (RESULTS | OTHERS)[name]()
     tables = {
         name: getattr(result, name)()
         for name, method in inspect.getmembers(type(result), inspect.isfunction)
@@ -531,4 +554,4 @@ def told(name: str) -> str:
 
 
 if __name__ == "__main__":
-    KEPT.write_text("".join(map(told, RESULTS)), encoding="utf-8")
+    KEPT.write_text("".join(map(told, RESULTS | OTHERS)), encoding="utf-8")

@@ -1,9 +1,7 @@
 """What formulas share is computed once inside `computed_once`, and never kept outside."""
 
-import pytest
 import torch
 
-from mless_interp.metrics import attention
 from mless_interp.metrics.patterns import computed_once, once
 
 CALLS: list[int] = []
@@ -28,23 +26,3 @@ def test_the_same_arguments_are_computed_once_inside_and_each_time_outside() -> 
     assert doubled(x) is not first and doubled(x) is not doubled(x)
     with computed_once():  # a tensor that is gone is not taken for another
         assert [float(doubled(torch.full((1,), value))) for value in (1.0, 2.0, 3.0, 4.0)] == [2.0, 4.0, 6.0, 8.0]
-
-
-def test_metrics_are_the_same_bits_and_share_their_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
-    pattern = torch.rand(3, 6, 6, generator=torch.Generator().manual_seed(0)).tril() + 1e-3 * torch.eye(6)
-    pattern = pattern / pattern.sum(-1, keepdim=True)
-    span = torch.tensor([False, True, True, False, False, False])
-    asked: list[int] = []
-    xlogy = torch.xlogy
-    monkeypatch.setattr(torch, "xlogy", lambda *given: (asked.append(given[0].dim()), xlogy(*given))[1])
-
-    def numbers() -> list[torch.Tensor]:
-        plain = [of(pattern) for of in (attention.attention_entropy, attention.normalised_entropy)]
-        chains = [attention.entropy_chain(pattern, span=span) for _ in range(2)]
-        return [*plain, attention.entropy_without_sink(pattern, sink=~span), chains[0][1], chains[1][2]]
-
-    apart = numbers()
-    with computed_once():
-        together = numbers()
-    assert asked.count(3) == 5 + 1
-    assert all(map(torch.equal, [x.nan_to_num() for x in apart], [x.nan_to_num() for x in together]))

@@ -200,13 +200,14 @@ def read(folder: Path) -> Kept:
 def show_again(folder: Path) -> None:
     """Make tables, pictures and page of a run's folder again; of one that ended before they were made, now."""
     asked = line.Saving(out=folder)
-    whole = (folder / RUN).is_file() or not (asked.kept / RUN).is_file()
+    waiting, shown = ((place / RUN).read_bytes() if (place / RUN).is_file() else b"" for place in (asked.kept, folder))
+    whole = waiting in (b"", shown)  # else a newer run waits, beside the one that it replaces
     found = read(folder if whole else asked.kept)
     if (name := found.run["analysis"]) not in COMMANDS.values():
         raise ValueError(f"{str(folder)!r} was written by {name!r}, which is no command: start that again")
     present = import_module(f".{name}", __package__).present
     if not whole:
-        return _finish(asked, present, report=True)
+        return _finish(dataclasses.replace(asked, overwrite=found.options["overwrite"]), present, report=True)
     ours, written = folders.listed_in(folder), write(folder, found, present(found), report=True)
     folders.write_manifest(folder, only={*ours, *written})
     _tell(folder, written)

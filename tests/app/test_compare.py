@@ -1,45 +1,19 @@
 """`mless-interp compare`, and what is told of answers under cut-off heads: made from results of a few numbers."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from small_results import answered, confirmed, doses, located, patched
+from small_results import answered, doses, located, patched
 from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.app.patch_heads import answers_come_back
 from mless_interp.runtime import folders
-
-
-def test_heads_that_any_run_names_stand_side_by_side_with_verdict_and_count() -> None:
-    found = mi.compare_runs({"a": located(), "b": {"found": replace(located(), confirmation=confirmed())}})
-    totals, heads = found.table(), found.heads()
-    assert totals["run"].tolist() == ["a", "b"] and totals["named"].tolist() == [2, 2]
-    middle = np.median(located().total)
-    assert totals["total"].tolist() == [middle, middle] and (totals["total_ci_low"] < middle).all()
-    assert heads["head"].tolist() == ["L0H1", "L1H0"] and heads["named in"].tolist() == [2, 2]
-    row = located().table().set_index("label").loc["L0H1"]
-    assert heads["a"][0] == f"reader, {row['removed_k']} of {row['n']}"
-    assert heads["b"][0] == heads["a"][0] + ", confirmed"
-    assert found.headline().startswith("L0H1, L1H0 are named in both runs (2 in any); median total effect in nats: a ")
-    assert len(found.details()) == 1, "the same problems"
-
-
-def test_sweeps_and_answers_stand_side_by_side() -> None:
-    found = mi.compare_runs({"a": patched(12), "b": patched(4)})
-    heads = found.heads()
-    assert heads["head"].tolist() == ["L1H2"] and heads["a"][0] == "more than the smallest effect, 12 of 12"
-    assert heads["b"][0] == "undecided"
-    answers_found = mi.compare_runs(dict.fromkeys("ab", answered(n=20)))
-    table = answers_found.table()
-    assert len(table) == 6 and table.loc[0, "accuracy"] == 0.7 and np.isnan(table.loc[0, "difference"])
-    assert answers_found.heads().empty
 
 
 def test_runs_that_cannot_be_compared_are_told_apart() -> None:

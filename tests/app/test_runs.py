@@ -189,9 +189,16 @@ def test_a_result_that_cannot_be_drawn_is_kept_and_drawn_later(
         "what was found is told before it is drawn"
     )
     assert [path.name for path in tmp_path.iterdir()] == [".x.partial"]
-    no_model(monkeypatch)
-    assert call("report", tmp_path / "x").exit_code == 0
+    with monkeypatch.context() as patched:
+        no_model(patched)
+        assert call("report", tmp_path / "x").exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["x"] and (tmp_path / "x" / "slopes.csv").is_file()
+    with monkeypatch.context() as patched:
+        patched.setattr("mless_interp.views.dose_response", broken)
+        assert start(planted_dir, "dose", tmp_path / "x", *RUNS["dose"], "--overwrite", "--seed", 1).exit_code == 2
+    assert json.loads((tmp_path / "x" / "run.json").read_text())["seed"] == 0, "the old one stays until then"
+    assert call("report", tmp_path / "x").exit_code == 0
+    assert json.loads((tmp_path / "x" / "run.json").read_text())["seed"] == 1
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import random
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -44,26 +43,6 @@ def test_bundled_problems_are_those_of_the_generator(problems: list[dict[str, An
     assert problems == list(task.draw_problems(train.N_PROBLEMS))
     stories = [task.story_of(problem["problem"]) for problem in problems]
     assert all(task.is_held_out(story) for story in stories) and len(set(stories)) == len(stories) == 564
-
-
-def test_answers_follow_from_the_story() -> None:
-    rng = random.Random(0)
-    for _ in range(400):
-        story = task.draw_story(rng)
-        for question in story.questions:
-            assert answer_by_rule(story.text, question.text) == question.answer != question.distractor
-
-
-def answer_by_rule(story: str, question: str) -> str:
-    """Answer a question with regular expressions, independently of how the generator counts."""
-    asked = re.search(r"(?:does|with) (\w+)", question)
-    assert asked is not None
-    person = asked[1]
-    copied = re.search(rf"\b{person} has as many \w+ as (\w+) \.", story)
-    owner = copied[1] if copied else person
-    owned = re.search(rf"\b{owner} (?:(?:now|also|still) )?\w+ (\d+) ", story)
-    assert owned is not None, story
-    return owned[1]
 
 
 def test_tokenizer_holds_every_word_of_the_problems(demo: Loaded, problems: list[dict[str, Any]]) -> None:
