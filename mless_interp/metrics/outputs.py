@@ -65,7 +65,7 @@ def span_output_weight(
     parts = [_weighted(pattern, values, side) for side in (span, ~span)]
     written = parts if output_weights is None else [part @ output_weights.to(part.dtype) for part in parts]
     inside, outside = (part.norm(dim=-1) for part in written)
-    return torch.where(inside + outside > 0, inside / (inside + outside), torch.nan)
+    return inside / (inside + outside)  # 0 / 0 is NaN
 
 
 def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
@@ -93,8 +93,7 @@ def value_spectral_share(values: Vectors, *, span: Segment) -> PerHead:
     tensor(0.5000)
     """
     energy = _singular_values(values, span).square()
-    total = energy.sum(-1)
-    return torch.where(total > 0, energy.amax(-1) / total, torch.nan)
+    return energy.amax(-1) / energy.sum(-1)
 
 
 def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
@@ -125,7 +124,7 @@ def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> Per
         rows = torch.ones(vectors.shape[-2], dtype=torch.bool, device=vectors.device)
     check_segment(rows, name="rows", n_tokens=vectors.shape[-2])
     units, count = _units(vectors, rows)
-    return torch.where(count > 0, units.sum(-2).norm(dim=-1) / count, torch.nan)
+    return units.sum(-2).norm(dim=-1) / count
 
 
 def _weighted(pattern: Pattern, values: Tensor, segment: Segment) -> Tensor:
@@ -232,10 +231,8 @@ def residual_share(
     tensor([0.2500, 0.7500])
     """
     parts, change = widened(parts), widened(change)
-    total = change.square().sum()
     read = torch.einsum("rm,hdm->hrd", change, output_weights.to(change))
-    share = (parts * read).sum((-2, -1)) / total
-    return torch.where(total > 0, share, torch.nan)
+    return (parts * read).sum((-2, -1)) / change.square().sum()
 
 
 PerRun = Float[Tensor, " batch"]

@@ -95,9 +95,7 @@ def segment_mean(values: PerColumn, segment: Segment) -> PerHead:
     check_segment(segment, name="segment", n_tokens=values.shape[-1])
     values = widened(values)
     keep = segment & ~values.isnan()
-    count = keep.sum(-1)
-    mean = torch.where(keep, values, 0).sum(-1) / count
-    return torch.where(count > 0, mean, torch.nan)
+    return torch.where(keep, values, 0).sum(-1) / keep.sum(-1)  # 0 / 0 is NaN
 
 
 ROW_SUM_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}

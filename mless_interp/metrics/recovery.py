@@ -267,8 +267,7 @@ def attenuation_slope(base: PerColumn, inserted: PerColumn) -> PerHead:
     tensor(0.5000)
     """
     x, y = _paired(base, inserted)
-    square = x.square().nansum(-1)
-    return torch.where(square > 0, (x * y).nansum(-1) / square, torch.nan)
+    return (x * y).nansum(-1) / x.square().nansum(-1)  # 0 / 0 is NaN
 
 
 def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
@@ -319,8 +318,7 @@ def matched_peaks_f1(base_peaks: Peaks, inserted_peaks: Peaks) -> PerHead:
     >>> matched_peaks_f1(torch.tensor([True, False, True]), torch.tensor([True, False, False]))
     tensor(0.6667)
     """
-    total = base_peaks.sum(-1) + inserted_peaks.sum(-1)
-    return torch.where(total > 0, 2 * (base_peaks & inserted_peaks).sum(-1).float() / total, torch.nan)
+    return 2 * (base_peaks & inserted_peaks).sum(-1) / (base_peaks.sum(-1) + inserted_peaks.sum(-1))
 
 
 def peak_attenuation(base: PerColumn, inserted: PerColumn, *, peaks: Peaks) -> PerHead:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from jaxtyping import Shaped
@@ -54,7 +55,8 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
     """
     check_share(confidence, name="confidence")
     array = check_effects(values, name="values", min_problems=1, infinite=True)
-    flat = array.reshape(len(array), -1)
+    shape = array.shape[1:]
+    flat = array.reshape(len(array), prod(shape))
     middle, low, high = (np.full(flat.shape[1], np.nan) for _ in range(3))
     counts = (~np.isnan(flat)).sum(0)
     for n in np.unique(counts[counts > 0]).tolist():
@@ -64,7 +66,6 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
         k = order_statistic(n, (1 - confidence) / 2)
         if k > 0:
             low[cells], high[cells] = ordered[k - 1], ordered[n - k]
-    shape = array.shape[1:]
     estimate, least, most, n_defined = (each.reshape(shape) for each in (middle, low, high, counts))
     flag = np.where(np.isnan(least), TOO_FEW_FOR_MEDIAN, "")
     return Interval(estimate, least, most, np.full(shape, np.nan), n_defined, flag, confidence, "order statistics")
@@ -152,7 +153,8 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
     """
     check_share(confidence, name="confidence")
     parts, whole = check_effects(part, name="part", min_problems=1), check_effects(total, name="total", min_problems=1)
-    flat = parts.reshape(len(parts), -1)
+    shape = parts.shape[1:]
+    flat = parts.reshape(len(parts), prod(shape))
     found = np.full((3, flat.shape[1]), np.nan)
     counts = (~np.isnan(flat + whole[:, None])).sum(0)
     for at, column in enumerate(flat.T):
@@ -161,9 +163,9 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
         if len(t) and sign_test(t) < 1 - confidence:
             limits = _accepted(g, t, len(t) - order_statistic(len(t), (1 - confidence) / 2))
             found[:, at] = sum(_accepted(g, t, len(t) / 2)) / 2, *limits
-    estimate, low, high = (row.reshape(parts.shape[1:]) for row in found)
-    unknown, flag = np.full(estimate.shape, np.nan), np.where(np.isnan(estimate), NO_TOTAL, "")
-    return Interval(estimate, low, high, unknown, counts.reshape(estimate.shape), flag, confidence, "sign test")
+    estimate, low, high = (row.reshape(shape) for row in found)
+    unknown, flag = np.full(shape, np.nan), np.where(np.isnan(estimate), NO_TOTAL, "")
+    return Interval(estimate, low, high, unknown, counts.reshape(shape), flag, confidence, "sign test")
 
 
 def _accepted(g: np.ndarray, t: np.ndarray, most: float | int) -> tuple[float, float]:

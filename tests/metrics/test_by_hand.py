@@ -17,6 +17,7 @@ def marks(*values: bool) -> torch.Tensor:
 
 
 HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
+THIRD = torch.tensor([2])
 # methods 13: base prompt [P Q Q]; inserted prompt [P I I Q Q], positions held; values 1; -1, -1; 2, 4
 V1 = torch.tensor([[1], [-1], [-1], [2], [4]], dtype=torch.float64)
 
@@ -197,7 +198,7 @@ def test_the_dual_is_the_primal_and_its_penalty_leaves_one_out() -> None:
     train, test = np.arange(14), np.arange(14, 20)
     y = np.eye(3)[labels]
 
-    def primal(rows: np.ndarray, read: np.ndarray, penalty: float) -> np.ndarray:
+    def primal(rows: np.ndarray, read: np.ndarray, penalty: float, x: np.ndarray = x) -> np.ndarray:
         centre, mean = x[rows].mean(0), y[rows].mean(0)
         centred = x[rows] - centre
         weights = np.linalg.solve(centred.T @ centred + penalty * np.eye(6), centred.T @ (y[rows] - mean))
@@ -215,7 +216,8 @@ def test_the_dual_is_the_primal_and_its_penalty_leaves_one_out() -> None:
     assert 0 < int(np.argmin(errors)) < len(activations.PENALTIES) - 1, "the choice is not at an end"
     tiny = 1e-6 * x + np.ones(6)
     blunt = activations.ridge_scores(tiny @ tiny.T, labels, train, test, least=0.01)
-    np.testing.assert_allclose(blunt, np.tile(y[train].mean(0), (6, 1)), atol=1e-3)
+    floor = 0.01**2 * np.trace(tiny[train] @ tiny[train].T)
+    np.testing.assert_allclose(blunt, primal(train, test, floor, tiny), rtol=1e-6)
     unseen = activations.ridge_scores(x @ x.T, np.where(np.arange(20) == 19, 3, labels), train, test)
     assert np.isnan(unseen[:, 3]).all() and np.isfinite(unseen[:, :3]).all()
     np.testing.assert_allclose(unseen[:, :3].sum(1), 1)
@@ -283,7 +285,7 @@ def test_defaults_are_the_documented_ones() -> None:
 
 
 def test_limits_of_mass_by_default() -> None:
-    for mass, sinkless, inside in ((2e-6, T, T), (5e-7, F, T), (2e-8, F, T), (5e-9, F, F)):
+    for mass, sinkless, inside in ((1e-6, T, T), (5e-7, F, T), (1e-8, F, T), (5e-9, F, F)):
         row = torch.tensor([[1 - mass, mass / 2, mass / 2]], dtype=torch.float64)
         block = {"dest_positions": torch.tensor([2])}
         first, rest = marks(T, F, F), marks(F, T, T)
@@ -300,7 +302,9 @@ def test_width_and_place_of_one_token_are_allowed() -> None:
     same(activations.quantile(torch.tensor([2.0, 1.0]), q=1.0), 2.0)
     same(activations.median_variance(torch.tensor([[1.0], [3.0]])), 2.0)
     same(activations.histogram(torch.tensor([0.5, 2.0]), edges=torch.tensor([0.0, 1.0])), [2.0])
-    same(attention.renormalised_rows(torch.tensor([[0.5, 0.5]]), alignment=torch.tensor([0, 1])), [[0.5, 0.5]])
+    rows = torch.tensor([[[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]])
+    same(attention.renormalised_rows(rows, alignment=torch.tensor([0, 1])), [[[0.5, 0.5], [2 / 3, 1 / 3]]])
+    same(attention.non_sink_span_mass(HALF[2:], span=marks(F, F, T), sink=marks(T, F, F), dest_positions=THIRD), 0.5)
 
 
 def test_zero_and_undefined_are_told_apart() -> None:

@@ -51,13 +51,16 @@ def test_a_cell_with_undefined_problems_equals_the_cell_without_them():
     assert "n = 1 to 20, 1 undefined, 1 flagged" in repr(found)
 
 
-def test_bootstrap_chunks_do_not_change_the_result(monkeypatch):
+def test_bootstrap_chunks_do_not_change_the_result_and_each_is_drawn_once(monkeypatch):
+    limits, sizes = intervals._limits, []
+    monkeypatch.setattr(intervals, "_limits", lambda draws, *a, **k: sizes.append(len(draws)) or limits(draws, *a, **k))
     x = normal(33, 9, seed=4)
     weights = intervals.resample_weights(33, 700, 0)
     one = st.bootstrap_interval(x, n_resamples=700)
     monkeypatch.setattr(intervals, "_CHUNK_VALUES", 1_500)
     np.testing.assert_array_equal(weights, intervals.resample_weights(33, 700, 0))
     two = st.bootstrap_interval(x, n_resamples=700)
+    assert sizes == [9, 2, 2, 2, 2, 1] and weights.dtype == np.uint16, "memory is bounded"
     np.testing.assert_allclose([one.low, one.high], [two.low, two.high], rtol=1e-12)
 
 
@@ -92,8 +95,9 @@ def test_infinite_values_rank_as_the_most_extreme_of_a_median():
 
 def test_a_mean_is_resampled_ten_thousand_times_unless_told_otherwise():
     values = normal(40)
-    usual, told, other = (st.mean_interval(values, **n) for n in ({}, {"n_resamples": 10_000}, {"n_resamples": 9_999}))
-    assert (usual.low, usual.high) == (told.low, told.high) != (other.low, other.high)
+    for interval in (st.mean_interval, st.bootstrap_interval):
+        usual, told, other = (interval(values, **n) for n in ({}, {"n_resamples": 10_000}, {"n_resamples": 9_999}))
+        assert (usual.low, usual.high) == (told.low, told.high) != (other.low, other.high)
 
 
 @pytest.mark.filterwarnings("error")
@@ -179,6 +183,24 @@ def test_all_problems_may_change_and_the_exact_test_decides_at_its_border() -> N
         (lambda: st.mean_interval(np.array([1.0, np.inf])), "values holds 1 infinite values"),
         (lambda: st.fewest_problems(0), "n_tests must be 1 or more, got 0"),
         (lambda: st.detectable_prevalence(64, 5, power=0.0), "power must lie between 0 and 1"),
+        (lambda: st.detectable_prevalence(64, 5, alpha=0.0), "alpha must lie between 0 and 1"),
+        (lambda: st.detectable_prevalence(64, 0), "n_tests must be 1"),
+        (lambda: st.share_of_total(np.array([]), np.array([])), "part needs at least 1 problem on"),
+        (lambda: st.share_of_total(np.ones(1), np.array([])), "total needs at least 1 problem on"),
+        (lambda: st.prevalence_test(np.array([]), 0.0), "effects needs at least 1 problem on"),
+        (lambda: st.within_test(np.array([]), 0.0), "effects needs at least 1 problem on"),
+        (lambda: st.median_interval(np.array([])), "values needs at least 1 problem on"),
+        (lambda: st.sign_test(np.array([])), "values needs at least 1 problem on"),
+        (lambda: st.concentration(np.array([])), "values needs at least 1 problem on"),
+        (lambda: st.sign_test(np.array([np.inf])), "values holds 1 infinite"),
+        (lambda: st.median_interval(VALUES, confidence=1.5), "^confidence must"),
+        (lambda: st.share_of_total(VALUES, VALUES[:, 0], confidence=1.5), "^confidence must"),
+        (lambda: st.exact_limits(np.array(1), np.array(2), confidence=1.5), "^confidence must"),
+        (lambda: st.wilson(1, 2, confidence=1.5), "^confidence must"),
+        (lambda: st.paired_difference(1, 1, 2, confidence=1.5), "^confidence must"),
+        (lambda: st.paired_difference(-1, 1, 2), "-1 \\+ 1 problems changed, but there are 2"),
+        (lambda: st.paired_difference(0, 0, 0), "0 \\+ 0 problems changed, but there are 0"),
+        (lambda: st.pass_at_k(1, 2, k=0), "^k must be 1 or more"),
         (lambda: st.wilson(6, 5), "successes must not exceed n"),
         (lambda: st.paired_difference(3, 2, 4), "3 \\+ 2 problems changed, but there are 4 in all"),
         (lambda: st.pass_at_k(1, 2, k=3), "pass@3 needs at least 3 samples of every problem, got 2"),
