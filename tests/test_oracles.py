@@ -117,7 +117,9 @@ def test_paired_differences_have_tango_s_score_interval() -> None:
     for b, c, n in counts:
         found = st.paired_difference(b, c, n)
         score = partial(tango, b, c, n)
-        ends = [optimize.brentq(lambda d, z=z, f=score: f(d) - z, -0.999, 0.999) for z in stats.norm.isf((0.025, 0.975))]
+        ends = [
+            optimize.brentq(lambda d, z=z, f=score: f(d) - z, -0.999, 0.999) for z in stats.norm.isf((0.025, 0.975))
+        ]
         if contingency_tables.mcnemar([[0, b], [c, 0]], exact=True).pvalue >= 0.05:
             ends = [min(*ends, 0.0), max(*ends, 0.0)]
         close((found.low, found.high), sorted(ends), rtol=0, atol=1e-6, case=(b, c, n))
