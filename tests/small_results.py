@@ -515,13 +515,16 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "LocatedHeads, confirmed": lambda: replace(located(), confirmation=confirmed()),
     "LocatedHeads, lowering, in bfloat16": lambda: turned(located(), dtype="bfloat16"),
     "Confirmation, lowering": lambda: replace(turned(confirmed()), direction=-1.0),
-    "PatchScores, raising": lambda: patched(12, insertion="slashes", outcome="p"),
+    "PatchScores, raising": lambda: replace(patched(12, insertion="slashes", outcome="p"), confidence=0.9),
     "PatchScores, lowering, of variants": lambda: replace(
-        patched(12, donor=-np.ones(12), dtype="float16"), groups=tuple("aabbccddeeff")
+        patched(24, donor=-np.ones(24), dtype="float16"),
+        groups=tuple("aabbccddeeffgghhiijjkkll"),
+        noise=np.full((24, 2), 0.01),
     ),
     "RunsCompared, one confirmed": lambda: mi.compare_runs(
         {"one": located(), "other": {"found": replace(located(), confirmation=confirmed())}}
     ),
+    "PatchScores of one problem": lambda: patched(1),
     "RunsCompared of sweeps": lambda: mi.compare_runs({"one": patched(12), "other": patched(4)}),
     "RunsCompared of answers": lambda: mi.compare_runs(dict.fromkeys(("one", "other"), answered(n=20))),
     "Comparisons, several sure": lambda: answered(0.5, n=120).compare_all(),
@@ -543,10 +546,17 @@ def told(name: str) -> str:
         and name.isascii()  # no copy that mutmut makes
         and name not in ("printed", "to_frame", "top", "growth")
     }
-    shown = result.shown()
-    page = [f"page: {each.caption}: {', '.join(each.columns or each.frame)}" for each in shown.tables]
-    if shown.head_map:
-        page.append(f"page: map of {shown.head_map.value}, {shown.head_map.means}, {list(shown.head_map.marked or ())}")
+    page = []
+    for part in mi.Report("T", question="Q?").result(result, heading=None).parts:
+        for each in part.parts if part.kind == "folded" else (part,):
+            if each.kind == "table":
+                notes = " | ".join(column.note for column in each.columns if column.note != column.heading)
+                page.append(f"page: {each.caption} {len(each.rows)} rows, {each.at_once} columns at once; {notes}")
+                page += [each.sentence(row) for row in dict.fromkeys((0, len(each.rows) - 1)) if each.rows]
+            elif each.kind == "head_map":
+                page.append(f"page: map of {each.column.heading}, {each.limit}, {each.marked_means}, {each.below}")
+                squares = (f"{square['colour']}{'*' * square['marked']}" for square in each.squares)
+                page.append(" ".join(squares))
     drawn = dict.fromkeys(" ".join(each.get_text().split()) for each in result.plot().findobj(Text))
     parts = [repr(result), *result.explain().splitlines(), *page, "picture: " + " | ".join(filter(None, drawn))]
     parts += [f"{method}\n{table.to_csv(index=False, float_format='%.4g')}" for method, table in tables.items()]

@@ -512,7 +512,7 @@ def problems_of(model: str, source: str | None = None, *, limit: int | None) -> 
 
 
 def check_key(problems: tuple[Problem, ...], name: str, key: str | None) -> None:
-    """`ValueError` where a problem has nothing under the key that an option names."""
+    """Raise `ValueError` where a problem has nothing under the key that an option names."""
     lacking = [each for each in problems if key not in (None, "answer") and not each.texts.get(key)]
     if lacking:
         known = ", ".join(lacking[0].texts)

@@ -247,7 +247,7 @@ class _Work:
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
 
         def spent(n: int, *measures: Callable[..., object]) -> float:
-            """Seconds of measures of so many problems."""
+            """Return the seconds of measures of so many problems."""
             return extrapolated(lambda some: [measure(model, usual[:some], progress=False) for measure in measures], n)
 
         match self.what:

@@ -174,7 +174,7 @@ def shown_attention(
 
 
 def check_run(folder: Path) -> None:
-    """`FileNotFoundError` for what is no folder of a run."""
+    """Raise `FileNotFoundError` for what is no folder of a run."""
     if not (folder / RUN).is_file():
         near = nearest(folder.name, beside(folder))
         raise FileNotFoundError(f"{str(folder.absolute())!r} is no folder of a run (it has no {RUN}){near}")

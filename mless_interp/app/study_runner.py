@@ -150,7 +150,7 @@ class Study:
         return replace(self, **given)
 
     def check_enough(self, problems: Sequence[Problem]) -> None:
-        """`ValueError` where these are fewer problems than the study takes."""
+        """Raise `ValueError` where these are fewer problems than the study takes."""
         if len(problems) < self.n_problems:
             asked = f"limit {self.limit}, confirm {self.confirm} and answers {self.answers}"
             raise ValueError(f"{asked} need {self.n_problems} problems, there are {len(problems)}: ask for fewer")

@@ -147,7 +147,7 @@ class TextTable:
         shown = [means[name] for name in names if name not in merged]
 
         def rank(column: Column) -> int:
-            """First, verdicts, the others; where there are many, last those that matter less or say nothing."""
+            """Return its place: first, verdicts, others; where there are many, last those that matter less or say nothing."""
             if column is shown[0]:
                 return 0
             if len(shown) > AT_ONCE and (column.role == "later" or not says(frame[column.name])):
@@ -263,7 +263,7 @@ class Table(pd.DataFrame):
         return visible(super().__repr__())
 
     def to_csv(self, path_or_buf: object = None, **options: object) -> object:
-        """As pandas writes it, the texts in cells, index and heading with `'` before what would be a formula."""
+        """Write it as pandas does, the texts in cells, index and heading with `'` before what would be a formula."""
         safe = pd.DataFrame(self, copy=True)
         for place, kind in enumerate(safe.dtypes):
             if not pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_datetime64_any_dtype(kind):
@@ -275,7 +275,7 @@ class Table(pd.DataFrame):
 
 
 def neutral(cell: object) -> object:
-    """A cell of a .csv file: a text that begins like a formula (and is no number) with `'` in front, all else as it is."""
+    """Return a cell of a .csv file: a text that begins like a formula (and is no number) has `'` in front."""
     if isinstance(cell, tuple):
         return tuple(map(neutral, cell))
     if not isinstance(cell, str) or not _FORMULA.match(cell) or _NUMBER.fullmatch(cell):

@@ -269,7 +269,7 @@ class RayWorkers(contextlib.AbstractContextManager["RayWorkers"]):
             raise
 
     def _begin(self, wanted: int) -> Any:
-        """Ray, with so many workers at least."""
+        """Return Ray, with so many workers at least."""
         ray = _ray()
         if not ray.is_initialized():
             self._workers = []

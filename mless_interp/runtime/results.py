@@ -181,7 +181,7 @@ class Result(Grouped):
         raise NotImplementedError
 
     def check_axes(self) -> None:
-        """`ValueError` unless its arrays have the declared axes, each of one length."""
+        """Raise `ValueError` unless its arrays have the declared axes, each of one length."""
         lengths: dict[str, tuple[int, str]] = {}
         for field, names in self.axes:
             axes = names.split()
@@ -240,7 +240,7 @@ class Result(Grouped):
         return "\n".join([*self.lines(), "More: .summary() .to_frame() .explain() .plot()"])
 
     def _repr_html_(self) -> str:
-        """In a notebook: the headline and the table of a print, everything else folded."""
+        """Show in a notebook the headline and the table of a print, everything else folded."""
         table, (headline, *others) = self.printed(), self.explain().splitlines()
         below = self._first_rows(table).html() if len(table) else ""
         folded = "".join(f"<p>{escape(each)}</p>" for each in others)
@@ -298,7 +298,7 @@ def head_map(
 
 
 def turned(result: Result, table: pd.DataFrame) -> pd.DataFrame:
-    """A table of a result with effects (means and medians in the outcome's unit) above 0 where they go with the whole one.
+    """Return a table with effects (means and medians in the outcome's unit) above 0 where they go with the whole one.
 
     Pages and pictures show it so; its own tables have the outcome's sign.
     """
@@ -360,7 +360,7 @@ def put(found: Found, metric: str, name: str, layer: int, values: object, *, sha
 
 
 def stacked(parts: Sequence[Any], order: Iterable[str] | None = None) -> Found:
-    """`[problem, ...]` from the `Found` of one problem after the other, metrics in this order (default: as they are)."""
+    """Return `[problem, ...]` from the `Found` of one problem after the other, metrics in this order (default: as they are)."""
     return {
         metric: {name: np.stack([np.asarray(part[metric][name], dtype=float) for part in parts]) for name in named}
         for metric, named in ((metric, parts[0][metric]) for metric in order or parts[0] if metric in parts[0])
@@ -382,7 +382,7 @@ def rows_of(
     called: str = "metric",
     **fixed: object,
 ) -> pd.DataFrame:
-    """One tidy row per problem and head of a metric `[problem, layer, head]`, or `[problem, head]`; first `fixed` columns."""
+    """Return one tidy row per problem and head of a metric `[problem, layer, head]` or `[problem, head]`; `fixed` first."""
     cells = of_heads(array, heads) if array.ndim == 3 else array
     places = head_columns(heads, times=len(problem_ids))
     del places["paper_label"]

@@ -9,8 +9,8 @@ _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 
 
 def visible(text: str) -> str:
-    """A text with everything that would act and not show written as its code: escape sequences, control characters (all but
-    line breaks and tabs), what turns the direction of writing, and halves of characters."""
+    """Return a text in which what would act and not show is written as its code: escape sequences, control characters (all
+    but line breaks and tabs), what turns the direction of writing, and halves of characters."""
     return _ACTS.sub(lambda found: code_of(found[0]), text)
 
 

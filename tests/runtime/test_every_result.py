@@ -29,12 +29,15 @@ def kinds(root: type) -> set[type]:
     return {kind for kind in below if kind.__module__.startswith("mless_interp.")}
 
 
-def test_every_kind_of_result_is_under_test() -> None:
+def test_every_kind_of_result_is_under_test_public_and_frozen() -> None:
     for module in pkgutil.walk_packages(mi.__path__, "mless_interp."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     assert {kind.__name__ for kind in kinds(Result)} - {"Measured"} == set(RESULTS)
     assert {type(make()).__name__ for make in RESULTS.values()} == set(RESULTS)
+    for name in RESULTS:
+        settings = getattr(mi, name).__dataclass_params__
+        assert settings.frozen and not settings.repr and not settings.eq, name
 
 
 @pytest.mark.parametrize("name", [*RESULTS, *OTHERS])
@@ -66,20 +69,16 @@ def test_one_name_is_declared_once(name: str) -> None:
 
 
 @EVERY
-def test_its_page_shows_what_it_says_and_its_tables_as_they_were_declared(name: str) -> None:
-    """A metric may have the name of a result's column: `recovered`, `lam`."""
+def test_its_page_and_its_notebook_show_all_that_it_says(name: str) -> None:
     result = RESULTS[name]()
     every = mi.Report("T", question="Q?").result(result, heading=None).parts
     parts = [inner for part in every for inner in (part.parts if part.kind == "folded" else (part,))]
-    shown, tables = result.shown(), [part for part in parts if part.kind == "table"]
-    assert [part.text for part in parts if part.kind == "text"] == result.explain().splitlines()
-    assert [(each.caption, len(each.rows)) for each in tables] == [(t.caption, len(t.frame)) for t in shown.tables]
-    assert sum(part.kind == "head_map" for part in parts) == (shown.head_map is not None)
-    own = {c.name: c for kind in reversed(type(result).__mro__) for c in vars(kind).get("columns", ())}
-    for table in tables:
+    explained, html = result.explain().splitlines(), result._repr_html_()
+    assert [part.text for part in parts if part.kind == "text"] == explained
+    assert html.count("<p>") == len(explained) and html.count("<tr>") == 1 + min(len(result.printed()), 5)
+    for table in (part for part in parts if part.kind == "table"):
         headings = [column.heading for column in table.columns]
         assert len(set(headings)) == len(headings) and table.at_once <= 6
-        assert all(each.note and each.note == (own.get(each.name, each).note or each.note) for each in table.columns)
 
 
 @EVERY

@@ -3,9 +3,11 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -90,6 +92,52 @@ def test_another_list_reuses_the_units_that_are_the_same(file: Path) -> None:
     ):
         compute = Batched(ids)
         assert same(run(file, compute, ids, units), run(None, None, ids, units)) and compute.done == computed
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_bar_ends_where_it_should_whoever_ticks(kept: bool, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps of each problem, of which the computation ticks some."""
+    moved: list[int] = []
+
+    @contextmanager
+    def bar(total: int, label: str, *, enabled: bool) -> Iterator[Any]:
+        moved.append(-total)
+        yield SimpleNamespace(update=moved.append)
+
+    def compute(unit: tuple[int, ...], tick: Any) -> list[Any]:
+        tick(2)
+        return Batched()(unit, tick)
+
+    if kept:
+        with pytest.raises(KeyboardInterrupt):
+            run(file, failing(KeyboardInterrupt()))
+    monkeypatch.setattr(loop, "progress_bar", bar)
+    run(file, compute, steps=3)
+    assert moved == ([-15, 6, 2, 4, 2, 1] if kept else [-15, 0, 2, 4, 2, 4, 2, 1])
+
+
+@pytest.mark.usefixtures("untyped")
+def test_a_bar_is_one_line_that_says_at_which_stage_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "Bar", dict)
+    plain = {"total": 3, "desc": "x", "disable": False, "file": sys.stderr, "leave": False, "dynamic_ncols": True}
+    plain |= {
+        "miniters": 1,
+        "mininterval": 2.0,
+        "position": 0,
+        "bar_format": "{desc} {percentage:.0f} % {remaining} left",
+    }
+    assert loop.progress_bar(3, "x") == plain and loop.progress_bar(3, "x", enabled=False)["disable"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert loop.progress_bar(3, "x") == plain | {"mininterval": 0.1}
+    said = []
+    with loop.stages(2):
+        for name in ("one", "two"):
+            with loop.stage(name):
+                said += [loop.progress_bar(1, "x")["desc"] for _ in range(2)]
+    with loop.stage("alone"):
+        said.append(loop.progress_bar(1, "x")["desc"])
+    assert said == ["[1/2] one", "[1/2] one, part 2", "[2/2] two", "[2/2] two, part 2", "alone"]
+    assert loop.progress_bar(1, "x")["desc"] == "x"
 
 
 def failing(error: BaseException) -> Any:

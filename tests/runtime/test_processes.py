@@ -13,6 +13,7 @@ import pytest
 from analyses_under_test import ANALYSES, asked, frames, long
 
 import mless_interp as mi
+from mless_interp.runtime.engines import _tried
 from mless_interp.runtime.loop import RunOptions, over_problems
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
@@ -27,6 +28,23 @@ class Unsendable(Exception):
 def run(compute: Any, file: Path | None = None) -> list[Any]:
     options = RunOptions(file, progress=False)
     return over_problems(IDS, compute, label="trying", settings={}, options=options, engine=mi.Processes(2))
+
+
+def test_a_copy_gives_values_or_an_error_that_can_be_sent() -> None:
+    def of(error: Exception | None) -> Any:
+        def compute(unit: tuple[int, ...], tick: Any) -> list[Any]:
+            tick(1)
+            if error is not None:
+                raise error
+            return [*unit]
+
+        return _tried(compute, (3, 5))
+
+    assert of(None) == ([3, 5], None)
+    assert [repr(of(each)[1]) for each in (ValueError("a"), Unsendable(1, 2))] == [
+        "ValueError('a')",
+        "RuntimeError('Unsendable: 1 2')",
+    ]
 
 
 def test_after_an_error_what_was_not_begun_is_not_computed(tmp_path: Path) -> None:

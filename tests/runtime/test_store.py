@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from files_under_test import everything_in
 from models_under_test import loaded
 from results_under_test import same
 
@@ -69,20 +68,13 @@ def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> No
         assert not np.signbit(arrays["found.settings.array"][1]), "one kind of NaN"
     again = load(folder)["found"].settings
     assert again["tuple"] == (1, "x") and again["list"] == [None, True, 2.5, 3] and again["head"] == Head(1, 2)
+    with pytest.raises(FileExistsError, match="exists; choose another"):
+        save(folder, made_scores())
+    assert load(save(folder, made_scores(seed=4), overwrite=True))["PatchScores"].seed == 4
     with pytest.raises(TypeError, match=r"found.settings.x.1: a set cannot be saved and loaded unchanged; keep it as"):
         save(tmp_path / "set", found=made_scores(settings={"x": (1, {2})}))
     with pytest.raises(TypeError, match=r"found.settings.x: a dict cannot be saved"):
         save(tmp_path / "keys", found=made_scores(settings={"x": {1: 2}}))
-
-
-def test_saving_over_a_result_needs_overwrite_and_a_whole_new_one(tmp_path: Path) -> None:
-    folder = save(tmp_path / "out", made_scores())
-    with pytest.raises(FileExistsError, match="exists; choose another"):
-        save(folder, made_scores(seed=4))
-    with pytest.raises(TypeError, match="cannot be saved"):
-        save(folder, made_scores(seed=4, settings={"odd": {1}}), overwrite=True)
-    assert load(folder)["PatchScores"].seed == 3 and everything_in(tmp_path) == ["out"]
-    assert load(save(folder, made_scores(seed=4), overwrite=True))["PatchScores"].seed == 4
 
 
 def changed(folder: Path, edit: Callable[[Any], object] = lambda found: None, **arrays: np.ndarray) -> Path:
@@ -115,8 +107,8 @@ def of_class(name: str) -> Callable[[Any], object]:
         ),
         (len, {"donor": np.array([{"a": 1}], dtype=object)}, "allow_pickle=False"),
         (len, {"patched": np.zeros((3, 2))}, r"patched must be \[problem, layer, head"),
-        (len, {"noise": np.zeros((3, 5))}, "noise"),
-        (len, {"donor": np.zeros(2)}, "donor"),
+        (len, {"noise": np.zeros((3, 5))}, "noise has 5 along 'layer', patched has 2"),
+        (len, {"donor": np.zeros(2)}, "donor has 2 along 'problem', problem_ids has 3"),
     ],
 )
 def test_what_is_no_whole_result_is_refused(tmp_path: Path, edit: Any, arrays: Any, message: str) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from faults import ANALYSES, FAULTS, Tally, left, write_table
 
 from mless_interp.app import COMMANDS
@@ -48,26 +47,19 @@ def a_run(folder: Path, *, made: str = "2026-01-01", **changed: bytes) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("results_json", b'{"results": {"a": 2}}'),
-        ("run_json", b'{"options": {"out": "", "limit": 8}, "heads": ["L0H2"]}'),
-        ("heads_csv", b"other"),
-        ("more_txt", b""),
-    ],
-)
-def test_equal_is_every_file_but_for_when_and_where_it_ran(tmp_path: Path, name: str, content: bytes) -> None:
-    folders = [tmp_path / each for each in ("first", "again", "other")]
+def test_equal_is_every_file_but_for_when_and_where_it_ran(tmp_path: Path) -> None:
+    changes = {"results_json": b'{"results": {"a": 2}}', "heads_csv": b"other", "more_txt": b""}
+    changes["run_json"] = b'{"options": {"out": "", "limit": 8}, "heads": ["L0H2"]}'
+    folders = [tmp_path / each for each in ("first", "again", *changes)]
     for each in folders:
         each.mkdir()
     first = left(a_run(folders[0]))
     assert left(a_run(folders[1], made="2026-02-02")) == first
-    other = left(a_run(folders[2], **{name: content}))
-    assert [key for key in {**first, **other} if first.get(key, 0) != other.get(key, 0)] == [name.replace("_", ".")]
+    for folder, (name, content) in zip(folders[2:], changes.items(), strict=True):
+        other = left(a_run(folder, **{name: content}))
+        assert [key for key in {**first, **other} if first.get(key, 0) != other.get(key, 0)] == [name.replace("_", ".")]
     (folders[1] / ".out.new").mkdir()
     (folders[1] / "out" / "map.png").write_bytes(b"is as it")  # of the same size
     found = left(folders[1] / "out")
-    assert found["beside it"] == [".out.new"] and found["manifest.json"] == {
-        "map.png": "has other contents than when it was written"
-    }
+    wrong = {"map.png": "has other contents than when it was written"}
+    assert found["beside it"] == [".out.new"] and found["manifest.json"] == wrong
