@@ -1,5 +1,9 @@
-"""Tiny random models of published architectures, saved to folders: what their users have, in small."""
+"""Tiny random models of published architectures, saved to folders: what their users have, in small.
 
+`python tests/architectures_under_test.py` writes anew what is known of each before it runs (`KEPT`).
+"""
+
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -27,6 +31,7 @@ _UNCUT = {**_YARN, "truncate": False}
 _LATENT: dict[str, Any] = {"kv_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 4, "v_head_dim": 6}
 _LATENT |= {"intermediate_size": 96, "num_key_value_heads": N_HEADS, "moe_intermediate_size": 24, "n_routed_experts": 4}
 _LATENT |= {"num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
+_BETAS = {"beta_fast": 16.0, "beta_slow": 2.0}
 _LONGER = {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0}
 
 
@@ -75,13 +80,42 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 2": ("Gemma2", _named(**_GROUPED, head_dim=16, sliding_window=WINDOW)),
 }
 """Name -> Hugging Face's name and what its config is given."""
+_ROPE: dict[str, Any] = {"rope_theta": 500.0, "factor": 3.0, "original_max_position_embeddings": 32}
+_BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LONG = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+_MADE = {"residual_multiplier": 0.3, "logits_scaling": 3.0, "attention_multiplier": 0.5, "embedding_multiplier": 2}
+_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+BUILDS: dict[str, tuple[str, dict[str, Any]]] = CONFIGS | {
+    "Granite": ("Granite", _named(**_GROUPED, **_MADE)),
+    "Gemma 3": ("Gemma3Text", _named(**_GROUPED, head_dim=16, sliding_window=WINDOW, layer_types=_KINDS)),
+    "Qwen2, windows": (
+        "Qwen2",
+        _named(**_GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    ),
+    "GPT-2, wide": ("GPT2", {**_GPT, "n_inner": 96}),
+    "OPT, norms after": ("OPT", _named(ffn_dim=128, word_embed_proj_dim=D_MODEL, do_layer_norm_before=False)),
+    "Falcon, all heads": ("Falcon", _named(multi_query=False)),
+    "Llama, a window that it does not know": ("Llama", _named(**_GROUPED, sliding_window=6)),
+    "Phi-3, longrope": (
+        "Phi3",
+        _named(**_GROUPED, rope_parameters={"rope_type": "longrope", **_ROPE, **_LONG}),
+    ),
+    "Llama 3": ("Llama", _named(**_GROUPED, rope_parameters={"rope_type": "llama3", **_ROPE, **_BANDS})),
+    "Llama, linear": ("Llama", _named(**_GROUPED, rope_parameters={"rope_type": "linear", **_ROPE})),
+    "Llama, YaRN": ("Llama", _named(**_GROUPED, rope_parameters={"rope_type": "yarn", **_ROPE})),
+    "Llama, YaRN told": (
+        "Llama",
+        _named(**_GROUPED, rope_parameters={**_ROPE, **_UNCUT, **_BETAS, "attention_factor": 1.5}),
+    ),
+}
+"""And other builds of them, which no page lists."""
 
 
 def random_model(name: str, **options: Any) -> Any:
     """A model of this architecture, random weights large enough for uneven attention; `options` of its config."""
     import transformers
 
-    kind, shape = CONFIGS[name]
+    kind, shape = BUILDS[name]
     tokenizer = word_tokenizer()
     ids = {f"{which}_token_id": getattr(tokenizer, f"{which}_token_id") for which in ("pad", "eos", "bos")}
     config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), **ids, **{**shape, **options})
@@ -125,3 +159,81 @@ def folder_of(name: str) -> Path:
         with_lora(made).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
     return folder
+
+
+def described(name: str, model: Any) -> str:
+    """Everything that is known of a model before it runs: its geometry, and its first and last layer's parts."""
+    from mless_interp.models.decoder import Positions, attention_rule_of, decoder_layers
+    from mless_interp.models.hugging_face import hugging_face_info
+    from mless_interp.models.nnsight import Operations, _places
+    from mless_interp.models.transformer_lens import CONVERTERS, _hooked_config
+
+    info = hugging_face_info(model, name=name, backend="none")
+    layers = decoder_layers(model, info)
+    lines = [str(info), f"cached {info.n_cached}, unknown {layers[0].unknown}, parallel {layers[0].parallel}"]
+    parts = []
+    for part in (layers[0], layers[-1]):
+        inputs, output = part.inputs, part.attention_output(info)
+        names = [each for field in fields(part) if isinstance(each := getattr(part, field.name), str)]
+        found = [
+            f"{' '.join(names)} {part.norms}",
+            f"{inputs.layout} {inputs.paths} last {inputs.norms_last} {[inputs.part(at) for at in range(3)]}",
+            f"{part.mlp and part.mlp.paths} {part.gated_mlp and part.gated_mlp.gated} {part.share}",
+            f"{attention_rule_of(part.attention, d_head=info.d_head)} {output and output.weights.shape}",
+        ]
+        if part.norms:
+            sites = _places(Operations("call", ("scores",), ("call", "pattern")), part, d_head=info.d_head)
+            found += [f"  {at}: {tuple(where)}" for at, where in sites.items()]
+        parts.append("\n".join(found))
+    lines += dict.fromkeys(parts)  # the last where it is another
+    places = Positions.of(model, layers)
+    known = ("learned", "adjacent", "whole_only", "width", "prescaled", "_rotated", "_paired", "_by_type")
+    lines.append(str({key: getattr(places, key) for key in known}))
+    if (kind := type(model).__name__) in CONVERTERS and output and "longrope" not in name:
+        lines += [f"  {key} = {value}" for key, value in sorted(_hooked_config(model, kind).items())]
+    return "\n".join([f"=== {name}", *lines])
+
+
+def told(value: Any) -> str:
+    """An argument of a run in words: of numbers their shape, dtype and sum."""
+    if isinstance(value, torch.Tensor):
+        return f"{list(value.shape)} {value.dtype} {float(value.double().sum()):.3g}"
+    if isinstance(value, dict):
+        return " ".join(f"{name}={told(each)}" for name, each in value.items())
+    if type(value).__name__ == "Inputs":
+        return told({name: each for name, each in vars(value).items() if each is not None})
+    if callable(value):
+        made = getattr(value, "func", value)
+        return f"{getattr(made, '__name__', type(made).__name__)} {told(getattr(value, 'keywords', {}))}".strip()
+    return "recording" if hasattr(value, "z") else str(value)
+
+
+def self_check() -> str:
+    """What the self-check asks of a small planted model."""
+    from unittest.mock import patch
+
+    from models_under_test import planted_here
+
+    from mless_interp.models.checks import check_model
+
+    model, lines = planted_here()[1], ["=== self-check"]
+
+    def noted(name: str) -> Any:
+        own = getattr(type(model), name)
+
+        def call(self: Any, *given: Any, **options: Any) -> Any:
+            lines.append(f"{name} {' | '.join(map(told, given))} | {told(options)}")
+            return own(self, *given, **options)
+
+        return call
+
+    with patch.multiple(type(model), **{name: noted(name) for name in ("run", "record", "replay")}):
+        check_model(model)
+    return "\n".join(lines)
+
+
+KEPT = Path(__file__).with_name("kept_architectures.txt")
+
+if __name__ == "__main__":
+    made = [*(described(name, random_model(name)) for name in BUILDS), self_check()]
+    KEPT.write_text("\n".join(made) + "\n", encoding="utf-8")

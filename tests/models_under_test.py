@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from random_circuits import random_planted
 
 from mless_interp.ground_truth.planted import PlantedModel, planted_model
 from mless_interp.models.base import Model
@@ -123,6 +122,8 @@ def planted_here(seed: int = 1, **settings: Any) -> tuple[PlantedModel, Model]:
     if "reads" in settings:
         settings["reads"] = dict(settings["reads"])
     if settings.pop("random", False):
+        from random_circuits import random_planted  # of benchmarks/, which scripts do not see
+
         made = random_planted(seed, **settings)
     else:
         made = planted_model(**{"n_heads": 8, "n_key_value_heads": 2, "seed": seed, **settings})

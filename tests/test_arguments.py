@@ -1,11 +1,12 @@
 """Every public function refuses arguments of the wrong kind, by name and before anything runs."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jaxtyping
 import numpy as np
@@ -14,7 +15,18 @@ import torch
 from models_under_test import planted_here, planted_pairs, planted_problems
 
 import mless_interp as mi
-from mless_interp.core.arguments import checked
+from mless_interp.core.arguments import (
+    REMEDIES,
+    as_annotated,
+    check_count,
+    check_share,
+    checked,
+    count_of,
+    listed,
+    nearest,
+    one_of,
+    several_of,
+)
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 
@@ -127,81 +139,135 @@ def test_every_public_function_is_asked() -> None:
     assert takes >= FREE, "nothing stands in FREE that is no parameter"
 
 
-def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
-    model, pairs, problems = (good()[name] for name in ("model", "pairs", "problems"))
-    patch, text = mi.patch_heads, r"\(str\)"
-    for do, message in (
-        (lambda: patch("demo", pairs), f"model must be a Model, got 'demo' {text}: load it first, load_model"),
-        (lambda: patch(pairs, model), "model must be a Model, got several PromptPairs: load_model"),
-        (lambda: patch(model, problems), r"several PromptPairs, got a Problem at place 0 .*: make_pairs\(model"),
-        (lambda: patch(model, pairs, heads="L0H1"), f"several Heads or texts or None, got 'L0H1' {text}: write"),
-        (lambda: patch(model, pairs, heads=["x"]), "heads: cannot read 'x' as a head: write LAYER:HEAD"),
-        (lambda: patch(model, pairs, max_rows=0), "max_rows must be 1 or more, got 0"),
-        (lambda: mi.make_pairs(model, problems, " /"), f"an Insertion, got ' /' {text}: for example"),
-        (lambda: mi.Insertion.meaningless("", 5), "meaningless needs the unit to insert, which is empty"),
-        (lambda: mi.dose_response(model, problems, good()["insertion"], doses=(1, 2.5)), "got 2.5 .* at place 1"),
-        (lambda: mi.locate_heads(model, pairs, confidence=1.0), "confidence must lie between 0 and 1"),
-        (lambda: mi.score_heads(model, pairs, sink=True), "score_heads.. got an unexpected keyword argument 'sink'"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            do()
-
-
-def test_another_librarys_model_is_to_be_wrapped() -> None:
-    class HookedTransformer:
-        __module__ = "transformer_lens.HookedTransformer"
-
-    with pytest.raises(TypeError, match=r"model must be a Model, got a HookedTransformer: wrap it first, wrap_model\("):
-        mi.locate_heads(HookedTransformer(), good()["pairs"])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^name must be .*, got a HookedTransformer: wrap it first, wrap_model\(...\)"):
-        mi.load_model(HookedTransformer())  # type: ignore[arg-type]
-
-
 @checked
 def takes(
     n: int = 1,
-    x: float = 1.0,
-    on: bool = False,
-    where: str | Path | None = None,
     several: Iterable[int] = (),
-    by_head: Mapping[mi.Head, float] | None = None,
-    model: Model | None = None,
     array: jaxtyping.Float[torch.Tensor, " n"] | None = None,
     later: "Undefined" = None,  # type: ignore[name-defined]  # noqa: F821
     *rest: int,
     **more: Any,
 ) -> tuple[Any, ...]:
     """What is taken."""
-    return n, x, on, where, several, by_head
+    return n, several, array, later
 
 
-def test_what_fits_goes_through_and_what_can_be_gone_through_once_becomes_a_tuple() -> None:
-    found = takes(np.int8(2), 3, True, Path("a"), iter([1, np.int64(2)]), {"L0H1": 1}, array=3, later=4, other=5)
-    assert found == (2, 3, True, Path("a"), (1, 2), {mi.Head(0, 1): 1})
-    assert type(found[0]) is int and type(found[1]) is int, "a whole number stays one"
+def of_class(name: str, module: str = "") -> Any:
+    return type(name, (), {"__module__": module})()
+
+
+FITS = [
+    (int, np.int8(2), 2),
+    (float, 3, 3),
+    (float, np.float64(0.5), 0.5),
+    (bool, np.array(True), True),
+    (str | Path | None, Path("a"), Path("a")),
+    (Iterable[int], iter([1, np.int64(2)]), (1, 2)),
+    (tuple[int, ...], [1], (1,)),
+    (tuple[int, str], (1, "a"), (1, "a")),
+    (Mapping[mi.Head, float], {"L0H1": 1}, {mi.Head(0, 1): 1}),
+    (Callable[..., int], len, len),
+    (Literal["a"], "b", "b"),  # which words it knows the function says
+    (mi.Head, "0:1", mi.Head(0, 1)),
+    *((free, "x", "x") for free in (Any, inspect.Parameter.empty, "Undefined", jaxtyping.Float[torch.Tensor, " n"])),
+]
+
+
+@pytest.mark.parametrize(("annotation", "value", "becomes"), FITS)
+def test_what_fits_goes_through_and_what_can_be_gone_through_once_becomes_a_tuple(
+    annotation: Any, value: Any, becomes: Any
+) -> None:
+    found = as_annotated(value, annotation, "x")
+    assert found == becomes and type(found) is type(becomes)
+
+
+def test_a_checked_function_is_still_itself() -> None:
+    assert takes(np.int8(2), iter([1]), array=3, later=4, other=5) == (2, (1,), 3, 4)
     assert takes.__name__ == "takes" and takes.__doc__ == "What is taken."
+    with pytest.raises(TypeError, match="score_heads.. got an unexpected keyword argument 'sink'"):
+        mi.score_heads(None, (), sink=True)  # type: ignore[arg-type,call-arg]
+    with pytest.raises(ValueError, match="^heads: cannot read 'x' as a head: write LAYER:HEAD"):
+        mi.patch_heads(good()["model"], good()["pairs"], heads=["x"])
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"x": float("nan")}, r"x must be a number, got nan \(float\)"),
-        ({"x": "no"}, r"x must be a number, got 'no' \(str\)"),
-        ({"n": 1.5}, r"n must be a whole number, got 1.5 \(float\)"),
-        ({"on": 1}, r"on must be True or False, got 1 \(int\)"),
-        ({"on": np.array([True])}, "on must be True or False, got a ndarray"),
-        ({"where": b"a"}, r"where must be a text or a path or None, got b'a' \(bytes\)"),
-        ({"several": 3}, r"several must be several whole numbers, got 3 \(int\)"),
-        ({"several": "12"}, "several must be several whole numbers, got '12'"),
-        ({"several": [1, None]}, r"several must be several whole numbers, got None at place 1 \(zero-based\)"),
-        ({"by_head": {"L0H1": "much"}}, "by_head must be a Mapping of Heads to numbers or None, got 'much'"),
-        ({"by_head": [1]}, "by_head must be a Mapping of Heads to numbers or None, got a list"),
-        ({"n": "1" * 99}, r"n must be a whole number, got '1{56}\.\.\. \(str\)"),
-    ],
-)
-def test_what_does_not_fit_is_said_in_words(given: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        takes(**given)
+HEADS = "write Head(layer, head) or 'L0H13' (zero-based)"
+UNFIT = [
+    (float, float("nan"), "a number, got nan (float)"),
+    (float, "no", "a number, got 'no' (str)"),
+    (int, 1.5, "a whole number, got 1.5 (float)"),
+    (int, True, "a whole number, got True (bool)"),
+    (int, None, "a whole number, got None"),
+    (int, [mi.Head(0, 1)], "a whole number, got several Heads"),
+    (int, [1], "a whole number, got a list"),
+    (int, "1" * 99, f"a whole number, got '{'1' * 56}... (str)"),
+    (bool, 1, "True or False, got 1 (int)"),
+    (bool, np.array([True]), "True or False, got a ndarray"),
+    (bool, np.int64(1), "True or False, got np.int64(1) (int64)"),
+    (str | Path | None, b"a", "a text or a path or None, got b'a' (bytes)"),
+    (str | type("Prepared", (), {}), 3, "a text, got 3 (int)"),
+    (Iterable[int], 3, "several whole numbers, got 3 (int)"),
+    (Iterable[int], "12", "several whole numbers, got '12' (str)"),
+    (Iterable[int] | None, [1, None], "several whole numbers or None, got None at place 1 (zero-based)"),
+    (Iterable[bool], 3, "several True or False, got 3 (int)"),
+    (Iterable[Literal["a"]], 3, "several texts, got 3 (int)"),
+    (Iterable[str], "ab", "several texts, got 'ab' (str): put it in a list, ['ab']"),
+    (Iterable[Callable[..., int]], 3, "several functions, got 3 (int)"),
+    (Iterable["Undefined"], 3, "several Undefineds, got 3 (int)"),  # type: ignore[name-defined]  # noqa: F821
+    (Mapping[mi.Head, float], {"L0H1": "much"}, f"a Mapping of Heads to numbers, got 'much' (str): {HEADS}"),
+    (Mapping[mi.Head, float], [1], f"a Mapping of Heads to numbers, got a list: {HEADS}"),
+    (Callable[..., int], 3, "a function, got 3 (int)"),
+    (mi.Insertion, " /", "an Insertion, got ' /' (str): for example Insertion.meaningless(\" /\", n_tokens=55)"),
+    *(
+        (type(of_class(name)), 3, f"a {name}, got 3 (int): {REMEDIES[name]}")
+        for name in ("PromptPair", "Problem", "PatchScores")
+    ),
+    (Path, of_class("odd"), "a path, got an odd"),
+    (Path, of_class("X"), "a path, got a X"),
+    (Model, "demo", "a Model, got 'demo' (str): load it first, load_model('demo')"),
+    (Model, 3, f"a Model, got 3 (int): {REMEDIES['Model']}"),
+    *(
+        (Model, of_class("Their", library), "a Model, got a Their: wrap it first, wrap_model(...)")
+        for library in ("transformer_lens.HookedTransformer", "nnsight.of.some.kind")
+    ),
+]
+
+
+@pytest.mark.parametrize(("annotation", "value", "message"), UNFIT)
+def test_what_does_not_fit_is_said_in_words(annotation: Any, value: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        as_annotated(value, annotation, "x")
+    assert str(refused.value) == f"x must be {message}" and (refused.type is ValueError) == (value != value)
+
+
+def test_names_counts_and_lists_by_hand() -> None:
+    assert [count_of(n, "head") for n in (0, 1, 2)] == ["0 heads", "1 head", "2 heads"]
+    assert count_of(2, "pass", "passes") == "2 passes"
+    assert listed("abcdef") == "a, b, c, d, e, f" and listed("abcdefg") == "a, b, c, d, e, f and 1 more"
+    known = {"entropy": 1, "mass": 2}
+    assert nearest("entrop", known) == " (did you mean entropy?)" and nearest("entxyz", known) == ""
+    assert nearest("masswxyz", known) == "", "two thirds alike are not alike"
+    assert one_of("mass", known, "metric") == 2 and one_of("mass", tuple(known), "metric") == "mass"
+    assert several_of(["mass", "entropy"], known, "metric") == ("mass", "entropy")
+    assert check_count(np.int8(1), name="n") == 1 and check_count(0, name="n", at_least=0) == 0
+    check_share(0.5, name="q")
+    for do, message in (
+        (
+            lambda: one_of("mas", known, "metric"),
+            "unknown metric 'mas'; choose one of entropy, mass (did you mean mass?)",
+        ),
+        (lambda: one_of(["mass"], known, "metric"), "unknown metric ['mass']; choose one of entropy, mass"),
+        (lambda: several_of(["entropy", "mas"], known, "metric"), "unknown metric 'mas'; choose"),
+        (lambda: several_of("mass", known, "metric"), "metrics must be one or more different names of entropy, mass"),
+        (lambda: several_of(["mass", "mass"], known, "metric"), "different names"),
+        (lambda: several_of([], known, "metric"), "different names"),
+        (lambda: check_count(0, name="n"), "n must be 1 or more, got 0"),
+        (lambda: check_count(1.5, name="n"), "n must be a whole number, got 1.5"),
+        (lambda: check_share(0, name="q"), "q must lie between 0 and 1, got 0"),
+        (lambda: check_share(1, name="q"), "q must lie between 0 and 1, got 1"),
+        (lambda: check_share("a", name="q"), "q must be a number, got 'a'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+            do()
 
 
 TWO = {"heads": ["L0H1", "L1H2"]}

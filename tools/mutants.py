@@ -53,13 +53,38 @@ class Room:
     speaks_of: str = ""
 
 
+PLACES = r"device|\.to\(|\.cpu\(|is_meta"
+"""Lines on where something lies: of the room `devices`, whose tests have several."""
+WORDS = (
+    "what_fits_goes_through_and_what_can_be_gone_through_once_becomes_a_tuple",
+    "a_checked_function_is_still_itself",
+    "what_does_not_fit_is_said_in_words",
+    "names_counts_and_lists_by_hand",
+)
 ROOMS = {
+    "core": Room(
+        ("mless_interp/core/*.py",),
+        ("tests/test_heads.py", *(f"tests/test_arguments.py::test_{name}" for name in WORDS)),
+    ),
     "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py")),
     "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py")),
     "scores": Room(("mless_interp/scores/*.py",), ("tests/scores", LAWS)),
     "views": Room(("mless_interp/views/*.py",), ("tests/views", LAWS)),
     "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts",)),
-    "models": Room(("mless_interp/models/*.py",), ("tests/models",)),
+    "models": Room(
+        tuple(f"mless_interp/models/{name}.py" for name in ("base", "info", "replay", "sites", "traced_ops")),
+        tuple(f"tests/models/test_{name}.py" for name in ("by_hand", "decoders", "contract")),
+        speaks_of=rf"^(?!.*({PLACES}))",
+    ),
+    "memory": Room(("mless_interp/models/memory.py",), ("tests/models/test_by_hand.py", "tests/models/test_state.py")),
+    "loading": Room(
+        tuple(f"mless_interp/models/{name}.py" for name in ("checks", "hugging_face", "load", "weights")),
+        tuple(f"tests/models/test_{name}.py" for name in ("by_hand", "decoders", "checks", "models", "weights")),
+    ),
+    "backends": Room(
+        tuple(f"mless_interp/models/{name}.py" for name in ("arithmetic", "decoder", "nnsight", "transformer_lens")),
+        tuple(f"tests/models/test_{name}.py" for name in ("decoders", "contract", "models")),
+    ),
     "patching": Room(("mless_interp/patching/*.py",), ("tests/patching", LAWS, KEPT)),
     "circuits": Room(("mless_interp/circuits/*.py",), ("tests/circuits", "tests/app/test_circuit.py", LAWS, KEPT)),
     "mechanism": Room(("mless_interp/mechanism/*.py",), ("tests/mechanism", LAWS)),
@@ -88,7 +113,10 @@ ROOMS = {
             "mless_interp/models/checks.py::_resolution",
             "mless_interp/models/checks.py::_log_probability",
         ),
-        ("tests/models/test_parts.py", "tests/models/test_as_they_come.py", "tests/patching/test_sweeps.py"),
+        (
+            *(f"tests/models/test_{name}.py" for name in ("by_hand", "parts", "as_they_come")),
+            "tests/patching/test_sweeps.py",
+        ),
     ),
     "devices": Room(
         (
@@ -100,7 +128,7 @@ ROOMS = {
             "mless_interp/scores/streaming.py",
         ),
         ("tests/models/test_devices.py", "tests/scores/test_streaming.py"),
-        speaks_of=r"device|\.to\(|\.cpu\(|is_meta",  # where something lies
+        speaks_of=PLACES,
     ),
 }
 

@@ -118,7 +118,7 @@ def listed(items: Iterable[object], at_most: int = 6) -> str:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return the known name that is most like this one, as a question; "" where none is."""
-    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
+    found = difflib.get_close_matches(str(name), known, cutoff=0.7)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
@@ -141,7 +141,7 @@ def check_count(value: object, *, name: str, at_least: int = 1) -> int:
 
 
 def check_share(value: float, *, name: str) -> None:
-    """A number strictly between 0 and 1."""
+    """Refuse what is no number strictly between 0 and 1."""
     if not 0.0 < as_annotated(value, float, name) < 1.0:
         raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
 
@@ -169,7 +169,7 @@ class _Unfit(Exception):
 
 
 def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool) or (str(getattr(value, "dtype", "")) == "bool" and not value.shape)
+    return isinstance(value, bool) or (getattr(value, "dtype", None) == "bool" and not value.shape)
 
 
 def _is_whole(value: Any) -> bool:
@@ -238,10 +238,9 @@ def _is_literal(wanted: object) -> bool:
 
 
 def _is_object(wanted: object) -> bool:
-    """Return whether an annotation is a class that a value is or is not of: no shape of an array, no static protocol."""
-    if not isinstance(wanted, type) or wanted in (Any, inspect.Parameter.empty) or "jaxtyping" in wanted.__module__:
-        return False
-    return not getattr(wanted, "_is_protocol", False) or getattr(wanted, "_is_runtime_protocol", False)
+    """Return whether an annotation is a class that a value is or is not of: no shape of an array."""
+    known = isinstance(wanted, type) and wanted not in (Any, inspect.Parameter.empty)
+    return known and "jaxtyping" not in wanted.__module__
 
 
 def _words(wanted: Any, *, plural: bool = False) -> str:

@@ -81,7 +81,7 @@ def as_heads(heads: Iterable[Head | str]) -> tuple[Head, ...]:
 
 
 def check_heads(heads: Iterable[Head | str], *, n_layers: int, n_heads: int) -> tuple[Head, ...]:
-    """The heads (or their labels) as a tuple, each inside the model and none twice; errors name the offender (zero-based)."""
+    """Return heads (or their labels) as a tuple, each inside the model and none twice; errors name the offender."""
     found = as_heads(heads)
     for at, head in enumerate(found):
         for what, n, number in (("layer", n_layers, head.layer), ("query head", n_heads, head.head)):

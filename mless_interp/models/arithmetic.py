@@ -29,7 +29,7 @@ def visibility(inputs: Inputs, window: int | None = None) -> Tensor:
 
 
 def masked_scores(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
-    """Attention scores `[b, H, dest, src]` (-inf where not visible) from rotated q `[b, dest, H, d]`, k `[b, src, KV, d]`.
+    """Return attention scores `[b, H, dest, src]` (-inf if not visible) of rotated q `[b, dest, H, d]`, k `[b, src, KV, d]`.
 
     Grouped-query attention: query head h reads kv head h // (H / KV). `visible` is boolean `[b|1, H|1, dest, src]`.
     """
@@ -41,7 +41,7 @@ def masked_scores(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) ->
 
 
 def finished_scores(scores: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
-    """Products of q and k, scaled, soft-capped, -inf where not visible."""
+    """Return products of q and k, scaled, soft-capped, -inf where not visible."""
     scores = scores * rule.scale
     if rule.softcap is not None:
         scores = torch.tanh(scores / rule.softcap) * rule.softcap
@@ -49,14 +49,14 @@ def finished_scores(scores: Tensor, visible: Tensor, rule: AttentionRule) -> Ten
 
 
 def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """Softmax over the last axis, in float32 for half precision; what learned sinks take (see `with_sinks`) is left out."""
+    """Take the softmax over the last axis, in float32 for half precision; without what sinks take (`with_sinks`)."""
     if sinks is not None:
         return softmax(with_sinks(scores, sinks))[..., :-1]
     return torch.softmax(scores, -1, dtype=torch.float32 if scores.element_size() < 4 else None).to(scores.dtype)
 
 
 def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Scores with learned sinks (their logits as a column, `AttentionRule.column`) as one more key; as they are for None."""
+    """Return scores with learned sinks (a column of logits, `AttentionRule.column`) as one more key; for None as they are."""
     if sinks is None:
         return scores
     return torch.cat([scores, sinks.to(scores).expand(*scores.shape[:-1], 1)], -1)
@@ -68,12 +68,12 @@ def with_extra(of_keys: Tensor, rule: AttentionRule, *, value: bool = False) -> 
 
 
 def pattern_of(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
-    """Attention probabilities `[b, H, dest, src]` from what `masked_scores` takes."""
+    """Return attention probabilities `[b, H, dest, src]` from what `masked_scores` takes."""
     return softmax(masked_scores(q, k, visible, rule), rule.column)
 
 
 def mix_values(pattern: Tensor, v: Tensor) -> Tensor:
-    """Head outputs z `[b, dest, H, d]` = pattern `[b, H, dest, src]` times v `[b, src, KV, d]` of each head's kv group."""
+    """Return head outputs z `[b, dest, H, d]`: pattern `[b, H, dest, src]` times v `[b, src, KV, d]` of the head's kv group."""
     grouped = rearrange(pattern, "b (kv group) dest src -> b kv (group dest) src", kv=v.shape[2])
     z = grouped @ rearrange(v, "b src kv d -> b kv src d")
     return rearrange(z, "b kv (group dest) d -> b dest (kv group) d", dest=pattern.shape[2])
@@ -91,7 +91,7 @@ _TANH_GELU = ("NewGELUActivation", "FastGELUActivation", "gelu_new", "gelu_fast"
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b of `[..., in]`, weight `[out, in]` (a transposed view will do); in float32 on a CPU by oneDNN."""
+    """Compute x Wᵀ + b of `[..., in]`, weight `[out, in]` (a transposed view will do); in float32 on a CPU by oneDNN."""
     plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (x, weight))
     if _ONEDNN is None or not plain or torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
         return nn.functional.linear(x, weight, bias)

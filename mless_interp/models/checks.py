@@ -125,7 +125,7 @@ def _must(error: float, allowed: float, what: str) -> None:
 
 
 def _row_error(model: Model, tokens: Tensor) -> float:
-    """Largest |sum - 1| of the rows of a pattern `[1, head, dest, src]`, with what a learned sink takes where there is one."""
+    """Return the largest |sum - 1| of the rows of a pattern `[1, head, dest, src]`, with what a sink takes."""
     rules = [model.attention_rule(layer) for layer in range(model.info.n_layers)]
     names = [attention_sites(at, "pattern", "attn_scores")[: 1 + rule.n_extra] for at, rule in enumerate(rules)]
     seen = model.run(tokens, capture=dict.fromkeys(name for of in names for name in of), logits_at="none").captured
@@ -151,7 +151,7 @@ def _edited_pattern(model: Model, tokens: Tensor) -> float:
 
 
 def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float, float]:
-    """How far the masked condition's logits are from the gap's on shared tokens, and from the plain run's before the span."""
+    """Return how far the masked condition's logits are from the gap's on shared tokens, and before it from the plain run's."""
     n_tokens = tokens.shape[1]
     start, stop = n_tokens // 3, 2 * n_tokens // 3
     index = torch.arange(n_tokens)
@@ -165,7 +165,7 @@ def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
 
 
 def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[float | None, str]:
-    """How far entering queries and keys explain what heads give, as they are and with queries 0; and why not to use them."""
+    """Say how far entering queries and keys explain what heads give, as they are and with queries 0; why not to use them."""
     visible = model.visible(Inputs(tokens.to(model.info.device)))
     names = [attention_sites(layer, "rot_q", "rot_k", "v", "z") for layer in range(model.info.n_layers)]
     capture, found = dict.fromkeys(name for of in names for name in of), []
@@ -230,7 +230,7 @@ def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
 
 
 def _moved_by_rounding(model: Model, recording: Recording, layers: list[int], z: Tensor, logits: Tensor) -> float:
-    """Twice the largest change of a logit where head outputs are moved by their smallest step: whole passes differ so, too."""
+    """Return twice the largest change of a logit as head outputs move by their smallest step: whole passes differ so, too."""
     generator, moved = torch.Generator().manual_seed(3), []
     for _ in range(4):
         stepped = _steps(z, torch.randint(0, 2, z.shape, generator=generator) * 2 - 1, model)

@@ -111,7 +111,7 @@ class QueriesKeysValues:
     heads: ModelInfo
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated."""
+        """Return q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated."""
         made = [linear(each, x) for each in self.projections]
         q, k, v = (got(self.part(which), made[which % len(made)]) for which in range(3))
         return *self.normed(q, k, last=False), v
@@ -441,7 +441,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, before: bool, after: bool) -> T
 
 
 def linear(module: Foreign, x: Tensor) -> Tensor:
-    """`module(x)`; of a plain linear layer, and of GPT-2's `Conv1D`, whose weight lies the other way round, by `product`."""
+    """Compute `module(x)`; of a plain linear layer, and of GPT-2's `Conv1D`, whose weight is transposed, by `product`."""
     turned = type(module) is Conv1D
     brings = "forward" in vars(module)  # accelerate's, where the weights are not here
     if brings or is_hooked(module) or torch.is_grad_enabled() or not (turned or type(module) is nn.Linear):

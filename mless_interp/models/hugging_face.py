@@ -273,7 +273,7 @@ def only_here(source: str) -> bool:
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """No bar for every weight and no table of strange ones, which are refused by name; as it was afterwards."""
+    """Show no bar for every weight and no table of strange ones, which are refused by name; as it was afterwards."""
     bars, told = logging.is_progress_bar_enabled(), logging.get_logger("transformers.modeling_utils")
     no_report: Foreign = lambda record: "LOAD REPORT" not in record.getMessage()  # noqa: E731
     logging.disable_progress_bar()
@@ -328,7 +328,7 @@ def has_own_window(attention: nn.Module | None) -> bool:
 
 @contextmanager
 def own_windows_lifted(attentions: Sequence[nn.Module], masks: Masks) -> Iterator[None]:
-    """Where masks are given, windows are in them: where positions are set, one by index would be another."""
+    """Lift the windows by index where masks are given, which have them by position."""
     own: list[Foreign] = [each for each in attentions if masks is not None and has_own_window(each)]
     before = [each.bias for each in own]
     try:

@@ -181,7 +181,7 @@ class AttentionOutput:
     norm: Callable[[Tensor], Tensor] | None = None
 
     def change(self, z: Tensor, head: int, change: Tensor) -> Tensor:
-        r"""By how much what is added to the stream changes, `[..., d_model]`, as one head's output `[..., d_head]` does.
+        r"""Return by how much what is added to the stream changes, `[..., d_model]`, as one head's output `[..., d_head]` does.
 
         $$ \Delta_h = \Delta z_h W_O^h, \qquad \text{with a norm } n: \quad
            \Delta_h = n\Big(\sum_i z_i W_O^i + b_O + \Delta z_h W_O^h\Big) - n\Big(\sum_i z_i W_O^i + b_O\Big) $$
@@ -254,7 +254,7 @@ class Inputs:
 
     @classmethod
     def stacked(cls, inputs: Sequence["Inputs"]) -> "Inputs":
-        """Inputs of equal length and kind as one batch."""
+        """Put inputs of equal length and kind into one batch."""
         parts = zip(*((each.tokens, each.position_ids, each.attention_mask) for each in inputs), strict=True)
         return cls(*(None if part[0] is None else torch.cat(part) for part in parts))  # type: ignore[arg-type]
 

@@ -29,10 +29,10 @@ class Layers(Protocol):
     n_layers: int
 
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated q `[rows, token, H, d]`, rotated k and v `[rows, token, KV, d]`; positions `[rows or 1, token]`."""
+        """Return rotated q `[rows, token, H, d]`, rotated k and v `[rows, token, KV, d]`; positions `[rows or 1, token]`."""
 
     def rule(self, layer: int) -> AttentionRule:
-        """Scale s and soft-cap c of the layer's scores, and learned sinks."""
+        """Return scale s and soft-cap c of the layer's scores, and learned sinks."""
 
     def parallel(self, layer: int) -> bool:
         """Return whether the layer's MLP reads x, not y: then attention acts on no MLP but those of later layers."""
@@ -44,7 +44,7 @@ class Layers(Protocol):
         """Return what the MLP adds to the stream, of the stream that it reads."""
 
     def unembed(self, resid: Tensor) -> Tensor:
-        """Logits `[..., vocab]` of the last layer's residual stream (maybe a finer one)."""
+        """Return logits `[..., vocab]` of the last layer's residual stream (maybe a finer one)."""
 
 
 def finished(layers: Layers, layer: int, resid: Tensor, z: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ FUSED_FROM = 4
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
-    """Head outputs `[rows, dest, H, d]` by PyTorch's fused attention; a kv group's heads are stacked as queries."""
+    """Return head outputs `[rows, dest, H, d]` by PyTorch's fused attention; a kv group's heads are stacked as queries."""
     rows, n_dest, n_heads, _ = q.shape
     n_kv = k.shape[2]
     shown = rearrange(visible.expand(-1, n_heads, -1, -1), "b (kv group) dest src -> b kv (group dest) src", kv=n_kv)
@@ -234,7 +234,7 @@ class Stepper:
         dest: Tensor | None = None,
         gate: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Head outputs `[batch x row, dest, H, d]`; the prefix's keys and values are shared by all rows of a prompt."""
+        """Return head outputs `[batch x row, dest, H, d]`; the prefix's keys and values are shared by all rows of a prompt."""
         start, rows, n_dest = receiving.start, q.shape[0] // receiving.inputs.batch, q.shape[1]
         n_own, n_kv = k.shape[1:3]
         k_prefix, v_prefix = receiving.k[layer][:, :start], receiving.v[layer][:, :start]

@@ -158,7 +158,7 @@ def walked(
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, the dtype's lowest number elsewhere: what Hugging Face's eager and sdpa attention add."""
+    """Return 0 where visible, the dtype's lowest number elsewhere: what Hugging Face's eager and sdpa attention add."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
 
@@ -167,7 +167,7 @@ BLOCK = 2**24
 
 
 def float32_logits(normed: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    r"""Logits `[..., vocab]` in float32 of a normed stream `[..., d_model]`, W_U `[vocab, d_model]` in half precision.
+    r"""Compute logits `[..., vocab]` in float32 of a normed stream `[..., d_model]`, W_U `[vocab, d_model]` in half precision.
 
     $$ \ell = W_U\, n(x) + b $$
 

@@ -134,7 +134,7 @@ class HookedTransformerModel(Model):
             return None if read is None else self._own.unembed(resid[:, read], bit_for_bit=True)
 
     def position_hooks(self, inputs: Inputs, masks: tuple[Tensor, ...]) -> list[tuple[str, Hook]]:
-        """TransformerLens hooks that make a plain run one with these masks and this input's position ids."""
+        """Return TransformerLens hooks that make a plain run one with these masks and this input's position ids."""
         placed, edits = inputs.position_ids, list[tuple[str, Edit]]()
         if placed is not None and self.learned_positions:
             table, ids = self.underlying.pos_embed.W_pos, placed.long()
@@ -183,7 +183,7 @@ class HookedLayers:
         return block.ln1_post(out) if cfg.use_normalization_before_and_after else out
 
     def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
-        """As `apply_mlp` of the normed stream, written out for a plain one without hooks."""
+        """Compute `apply_mlp` of the normed stream, written out for a plain one without hooks."""
         block = self.hooked.blocks[layer]
         if self.hooked.cfg.attn_only:
             return torch.zeros_like(resid)
@@ -200,7 +200,7 @@ class HookedLayers:
         return block.ln2_post(out) if self.hooked.cfg.use_normalization_before_and_after else out
 
     def unembed(self, resid: Tensor, *, bit_for_bit: bool = False) -> Tensor:
-        """At least float32; in float32 the library's own, bit for bit, or else without its copy of W_U each time."""
+        """Return logits of at least float32; in float32 the library's own, bit for bit, or made without its copy of W_U."""
         cfg, last = self.hooked.cfg, self.hooked.unembed
         resid = resid.to(cfg.dtype)
         if cfg.normalization_type is not None:
@@ -219,7 +219,7 @@ class HookedLayers:
 
 
 def _queries_keys_values(attn: Foreign, placed: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k `[..., heads, d]` of one stream and v of another: `calculate_qkv_matrices`, written out for plain ones."""
+    """Return q, k `[..., heads, d]` of one stream and v of another: `calculate_qkv_matrices`, written out for plain ones."""
     if is_hooked(attn) or attn.cfg.ungroup_grouped_query_attention:
         return attn.calculate_qkv_matrices(placed, placed, x)
     made = []
@@ -247,7 +247,7 @@ def _turned_on(attn: Foreign, delta: Tensor, value: Tensor) -> Tensor:
 
 
 def rotary_tables(attn: Foreign, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin `[batch, token, 1, rotary_dim]` at any (fractional) positions, from the layer's own table (its row for
+    """Return cos and sin `[batch, token, 1, rotary_dim]` at any (fractional) positions, from the layer's own table (its row for
     position 1), so scaled and local rotary bases are kept."""
     high = torch.float64 if attn.rotary_sin.dtype == torch.float64 else torch.float32
     whole = not positions.is_floating_point() and int(positions.max()) < attn.rotary_cos.shape[0]
@@ -309,7 +309,7 @@ class BridgeModel(HuggingFaceModel):
         return self._run(inputs, masks, taps if shows and not self.latent else self._turned(taps, inputs), read)
 
     def _placed(self, name: str, tap: Tap) -> tuple[str, Tap]:
-        """The hook point of a site and what is done there: latent attention shows heads first, and z cut to another width."""
+        """Return a site's hook point and what is done there: latent attention shows heads first, and z cut to another width."""
         layer, what = parsed(name) or (0, "")
         if self.latent and what in LATENT_POINTS:
             swap = partial(torch.transpose, dim0=1, dim1=2)
@@ -384,9 +384,9 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, na
     if architecture not in CONVERTERS or any(adapters(hf_model)):
         what = architecture if architecture not in CONVERTERS else "an adapter that is not merged"
         raise ModelError(f'{name!r}: {what} cannot be converted to a HookedTransformer here; use backend="bridge"')
-    hooked = _hooked(_hooked_config(hf_model, architecture))
     convert = importlib.import_module("transformer_lens.pretrained.weight_conversions")
     try:
+        hooked = _hooked(_hooked_config(hf_model, architecture))
         with torch.no_grad():
             state = getattr(convert, f"convert_{CONVERTERS[architecture]}_weights")(hf_model, hooked.cfg)
     except Exception as error:  # as above
@@ -413,7 +413,7 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Fo
     info = hugging_face_info(hf_model)
     layers = decoder_layers(hf_model, info)
     layer, positions = layers[0], Positions.of(hf_model, layers)
-    assert layer.norms is not None and layer.attention is not None and positions is not None  # a converter knows them
+    assert layer.norms is not None and layer.attention is not None and positions is not None, "its parts are not known"
     norm, rule = layer.norm(min(layer.norms.names)), attention_rule_of(layer.attention, d_head=info.d_head)
     root_mean_square = getattr(norm, "bias", None) is None
     scale = rule.scale * positions.prescaled
@@ -454,7 +454,7 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Fo
 
 
 def _rotary_config(config: Foreign, positions: Positions, d_head: int) -> dict[str, Foreign]:
-    """Rotation as TransformerLens says it; `ModelError` for rules that it does not have."""
+    """Say the rotation as TransformerLens does; `ModelError` for rules that it does not have."""
     made: dict[str, Foreign] = {"rotary_adjacent_pairs": positions.adjacent, "rotary_dim": positions.width or d_head}
     ropes = getattr(config, "rope_parameters", None) or {"rope_theta": 10000.0}  # GPT-J's table is of these
     per_kind = "full_attention" in ropes
@@ -481,7 +481,7 @@ def _rotary_config(config: Foreign, positions: Positions, d_head: int) -> dict[s
     elif kind == "linear":
         made["rotary_scaling_factor"] = rope["factor"]
     elif kind != "default":
-        raise ModelError(f'rotary scaling {kind!r} is not converted to HookedTransformer; use backend="bridge"')
+        raise ModelError(f"rotary scaling {kind!r} is none of TransformerLens'")
     return made
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from models_under_test import ignores_positions, loaded, lying
+from architectures_under_test import KEPT, self_check
+from models_under_test import ignores_positions, loaded, lying, planted_here
 
 import mless_interp as mi
 from mless_interp.ground_truth.certificate import _self_check
-from mless_interp.models.checks import TOLERANCE, FailedCheck, check_model
+from mless_interp.models.checks import TOLERANCE, FailedCheck, check_model, probe_tokens
+from mless_interp.models.hugging_face import reference_logits
 from mless_interp.models.info import BY_LAYERS, Inputs
 
 
@@ -70,6 +72,25 @@ def test_queries_that_are_not_those_of_the_scores_are_found_out(lie: Any, tiny_m
     found = check_model(lying(model, lie))
     assert not found.shows_rotated and found.entering_error > 1e-3 and found.replay.startswith("whole forward passes")
     assert re.match(r"heads' outputs are off by .* of the largest value", found.entering)
+
+
+def test_it_asks_what_it_asked_and_tells_what_it_found() -> None:
+    assert self_check() == "=== " + KEPT.read_text(encoding="utf-8").strip().split("=== ")[-1]
+    made, model = planted_here()
+    tokens = probe_tokens(model.info.d_vocab)
+    found = check_model(model, reference_logits(made.hf_model, tokens))
+    errors = (
+        "row_sum_error",
+        "logits_difference",
+        "gap_difference",
+        "replay_difference",
+        "entering_error",
+        "output_error",
+    )
+    assert all(0 <= getattr(found, name) < 1e-4 for name in errors) and found.tolerance == TOLERANCE["float32"]
+    assert found.largest_logit == pytest.approx(float(model.run(tokens).logits.abs().max()))
+    assert (found.replay, found.shows_rotated, found.entering) == (BY_LAYERS, True, "") and 0 < found.resolution < 1e-4
+    assert check_model(model).logits_difference is None
 
 
 def test_logits_that_differ_from_hugging_face_are_refused(tiny_model_dir: Any) -> None:

@@ -130,18 +130,6 @@ def test_what_cannot_be_loaded_is_named(name: Any, options: dict[str, Any], mess
         mi.load_model(name, **options)
 
 
-def test_a_window_that_the_architecture_does_not_know_is_none(tiny_model_dir: Any, tmp_path: Path) -> None:
-    """Its own passes do not have it, so runs with masks may not have it either."""
-    whole, folder = tiny_model_dir("llama"), tmp_path / "said"
-    shutil.copytree(whole, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"sliding_window": 6}))
-    model, other = (mi.load_model(each, backend="bridge") for each in (folder, whole))
-    assert set(model.info.windows) == {None}
-    (pair,) = pairs_for(model, count=1)
-    assert torch.equal(*(each.run(pair.condition("masked")).logits for each in (model, other)))
-
-
 def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_model_dir: Any) -> None:
     """For Qwen2, transformers 5 would rebuild a byte-level tokenizer whatever was saved."""
     folder = tmp_path / "words"

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from architectures_under_test import folder_of, random_model, with_lora
-from conftest import ARCHITECTURES, BACKENDS, tiny_model, word_tokenizer
+from conftest import tiny_model, word_tokenizer
 from models_under_test import loaded, pairs_for, without_stepper
 from safetensors.torch import load_file, save_file
 
@@ -22,7 +22,6 @@ from mless_interp.models.checks import check_model
 from mless_interp.models.decoder import decoder_layers, linear
 from mless_interp.models.hugging_face import hugging_face_info
 from mless_interp.models.info import Inputs, ModelError
-from mless_interp.models.sites import site
 
 
 def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
@@ -55,26 +54,6 @@ def test_an_activation_in_one_step_is_the_one_in_many(name: str) -> None:
     act, x = transformers.activations.ACT2FN[name], torch.linspace(-9, 9, 999)
     torch.testing.assert_close(fused(act)(x), act(x), rtol=1e-5, atol=1e-6)
     assert (fused(act) is act) == (name == "silu")
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_heads_add_up_to_what_attention_writes(architecture: str, backend: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir(architecture), backend)
-    (pair,) = pairs_for(model, count=1)
-    for layer in range(model.info.n_layers):
-        names = [site(layer, name) for name in ("attn.hook_z", "hook_attn_out")]
-        captured = model.run(pair.inserted.tokens, capture=dict.fromkeys(names), logits_at="none").captured
-        z, wrote = captured[names[0]], captured[names[1]]
-        output = model.attention_output(layer)
-        assert tuple(output.weights.shape) == (model.info.n_heads, model.info.d_head, model.info.d_model)
-        assert not output.weights.requires_grad
-        heads = torch.einsum("bthd,hdm->btm", z, output.weights)
-        torch.testing.assert_close(output.before_norm(z), heads if output.bias is None else heads + output.bias)
-        assert (output.norm is None) == (architecture != "gemma3")
-        whole = heads if output.norm is None else output.norm(output.before_norm(z))
-        torch.testing.assert_close(whole, wrote, rtol=1e-4, atol=1e-5)
-        assert output.norm is None or (heads - wrote).abs().max() > 0.1, "the norm is not a detail"
 
 
 def traced_peft_model() -> Any:
