@@ -53,6 +53,16 @@ def patched(n: int = 4, *, donor: np.ndarray | None = None, **settings: Any) -> 
     )
 
 
+def swept(n: int = 24) -> PatchScores:
+    """Variants of 12 problems, one of which has nearly all of the effect: L0H0 acts against it, L0H1 is within the noise, L1H0
+    not always defined."""
+    made = patched(n, donor=np.where(np.arange(n) < 2, 30.0, 1.0), insertion="x", contrast="shift", outcome="kl")
+    made.patched[:, 0] = np.stack([-0.3 + spread(n, 0.1), spread(n, 0.01), 0.2 + spread(n, 0.3)], 1)
+    made.patched[:3, 1, 0] = np.nan
+    noise = np.stack([spread(n, 0.001), spread(n, 0.002)], 1)
+    return replace(made, noise=noise, direction="noising", groups=tuple(f"g{at // 2}" for at in range(n)))
+
+
 HEADS = (mi.Head(0, 1), mi.Head(1, 0), mi.Head(0, 0))
 
 
@@ -186,18 +196,18 @@ def curve(top: float = 0.95, *, total: float = 1.0, n: int = 6) -> mi.CircuitCur
     )
 
 
-def doses(slope: float = 1.0, n: int = 5) -> DoseResponse:
-    """Four heads whose log odds grow with that slope at held positions, a tenth faster as inserted."""
+def doses(slope: float = 1.0, n: int = 9) -> DoseResponse:
+    """Four heads whose log odds grow with about that slope at held positions, a tenth faster as inserted."""
     numbers, of_problem = np.array([1, 2, 4, 8]), spread(n, 0.1)
-    held = slope * np.log(numbers)[None, :, None] + np.linspace(-4, -1, 4) + of_problem[:, None, None]
+    held = (slope + of_problem)[:, None, None] * np.log(numbers)[:, None] + np.linspace(-4, -1, 4)
     effect = of_problem[:, None] + 0.1 * np.log(numbers)
     return DoseResponse(
         problem_ids=problems(n),
         doses=numbers,
         layer=0,
         log_odds={"held": held, "inserted": 1.1 * held},
-        outcomes={"inserted": 2 * effect, "held": effect, "masked": effect / 2},
-        base=np.zeros(n),
+        outcomes={"inserted": 2 * effect - 3, "held": effect - 3, "masked": effect / 2 - 3},
+        base=-3 * np.ones(n),
         unit="nats",
         settings=SETTINGS | {"insertion": "Mless ' /' x8"},
     )
@@ -207,7 +217,7 @@ def decomposed(
     first: float = 0.8, *, heads: tuple[mi.Head, ...] = (mi.Head(0, 0), mi.Head(0, 1), mi.Head(1, 0)), n: int = 8
 ) -> mi.AttentionDecomposition:
     """Lambda of the first head is `first`, of the last 0.3; of all others about uniform attention's 0.5, here more, there
-    less."""
+    less. All other numbers differ, and those at held positions are smaller."""
     shape = (n, 1 + max(head.layer for head in heads), 1 + max(head.head for head in heads))
     lam = np.full(shape, np.nan)
     for head in heads:
@@ -217,14 +227,15 @@ def decomposed(
     part = lam / np.nansum(lam, 2, keepdims=True)
     values = {"lam": lam, "residual": 0 * lam, "fit_slope": 1.2 * lam, "fit_r2": lam, "sigma_norm": 2 * lam}
     values |= {"share": part, "scale_share": 0.25 * part, "bias_share": 0.75 * part, "rest_share": 0 * part}
-    values |= {name: lam for name in METRICS if name not in values}
+    values |= {name: (1 + at / 10) * lam for at, name in enumerate(METRICS) if name not in values}
     return mi.AttentionDecomposition(
         problem_ids=problems(n),
-        contrasts=("content",),
+        contrasts=("content", "held"),
         heads=heads,
-        values={name: {"content": array} for name, array in values.items()},
-        uniform={"content": np.full(shape[:2], 0.5)},
-        settings={"model": "tiny", "n_heads": shape[2]},
+        values={name: {"content": array, "held": 0.9 * array} for name, array in values.items()},
+        uniform={"content": np.full(shape[:2], 0.5), "held": np.full(shape[:2], 0.4)},
+        control=lam + 0.02,
+        settings={"model": "tiny", "n_heads": shape[2], "control": "random words"},
     )
 
 
@@ -232,31 +243,35 @@ def mediated(n: int = 6) -> mi.Mediation:
     """Scale does nothing, bias everything, in layer 0."""
     row = np.array([1.0, 1.4, 1.0, 1.0, 1.4, 1.4, 1.4])  # without, with, reference, scale, bias, both, patched
     readings = (*READINGS, "outcome")
-    values = np.tile(row, (n, len(readings), 1)) + spread(n)[:, None, None] * row
+    values = np.arange(1.0, 1 + len(readings))[:, None] * row + spread(n)[:, None, None] * row
     settings = SETTINGS | {"layer": 0, "all_heads": True, "contrast": "content", "direction": "noising"}
     return mi.Mediation(problems(n), readings, ARMS, values, "nats", settings=settings)
 
 
 def activations(moved: int = 30, n: int = 8) -> mi.ActivationShift:
-    """`moved` of 160 activations go from the first of three bins to the second."""
-    metrics = ("near_zero_arm", "mean", "variance", "root_mean_square")
-    before = np.full((n, 1, 2, 4), 0.4)
-    difference = np.array([[-0.01, 0.1, 0.2, 0.1], [0.02, 0.1, 0.2, 0.1]]) * (1 + spread(n, 0.5)[:, None, None])
+    """`moved` of 160 activations go from the first of three bins to the second, of half as many under "total". There the mean
+    falls in all problems but one, and two have no digits. A distance has no value of its own."""
+    metrics = ("near_zero_arm", "mean", "variance", "root_mean_square", "wasserstein")
+    first = np.array([[-0.01, 0.1, 0.2, 0.1, 0.3], [0.02, 0.1, 0.2, 0.1, 0.4]])
+    difference = np.stack([first, first * [-1, -1, 1, 0.5, 2]]) * (1 + spread(n, 0.5)[:, None, None, None])
+    difference[0, 1, :, 1] *= -1
+    difference[:2, 1, 1] = np.nan
+    before = np.where(np.isnan(difference) | (np.array(metrics) == "wasserstein"), np.nan, 0.4)
     bins = np.array([[100, 50, 10], [100 - moved, 50 + moved, 10]], dtype=float)
     return mi.ActivationShift(
         problem_ids=problems(n),
         layer=0,
-        contrasts=("content",),
+        contrasts=("content", "total"),
         token_groups=("all", "digit"),
         metrics=metrics,
         before=before,
-        after=before + difference[:, None],
-        difference=difference[:, None],
+        after=before + difference,
+        difference=difference,
         n_tokens=np.tile([20, 4], (n, 1)),
         thresholds=np.ones((n, 2)),
         edges=np.array([-0.3, 0.0, 0.3, 0.9]),
-        counts=np.stack([bins, bins / 10])[None].round(),
-        settings={"model": "tiny", "positions": "shared", "c": 0.13},
+        counts=np.stack([np.stack([bins, bins / 10]), np.stack([bins, bins / 10]) / 2]).round(),
+        settings={"model": "tiny", "positions": "shared", "c": 0.13, "insertion": "x", "gated": False},
     )
 
 
@@ -267,23 +282,24 @@ def attributed(n: int = 4) -> HeadAttribution:
     exact[:, 1, 2] = 0.4
     settings = {"method": "gate_ig", "steps": 16}
     estimates = (0.9 * scores, 0.8 * scores, exact)
-    return HeadAttribution(problems(n), scores, np.zeros(n), scores.sum((1, 2)), "nats", *estimates, settings=settings)
+    return HeadAttribution(problems(n), scores, np.zeros(n), scores.sum((1, 2)) + 0.1, "nats", *estimates, settings=settings)
 
 
 def knocked_out(n: int = 6) -> JointKnockout:
     """Two heads that back each other up, against three random sets."""
     singles = np.full((n, 2), 0.3) + spread(n, 0.02)[:, None]
     sets = tuple((mi.Head(0, a), mi.Head(0, b)) for a, b in ((3, 4), (4, 5), (3, 5)))
-    heads, effect, random = (mi.Head(0, 1), mi.Head(0, 2)), 0.8 + spread(n), np.full((n, 3), 0.1) + spread(n)[:, None]
+    heads, effect, random = (mi.Head(0, 1), mi.Head(0, 2)), 0.8 + spread(n), np.array([0.1, 0.2, 0.3]) + spread(n)[:, None]
     return JointKnockout(problems(n), heads, effect, singles, random, sets, "nats", settings={"n_random_sets": 100})
 
 
 def transplanted(carries: float = 0.5, n: int = 8) -> Transplant:
     """Each problem with two partners, whose spans make their own answers more likely by `carries`."""
     values = np.full((n, 3, 3), -2.0) + carries * np.eye(3) + spread(n, 0.1)[:, None, None] * np.eye(3)
+    values[:, 0, 0] += 0.2 + spread(n)
     ids = problems(n)
     partners = tuple((ids[(at + 1) % n], ids[(at + 2) % n]) for at in range(n))
-    settings = SETTINGS | {"outcome": "answer_logprob", "insertion": "Mless ' /' x8"}
+    settings = SETTINGS | {"insertion": "Mless ' /' x8", "n_prompts": 3}
     return Transplant(ids, partners, values, "nats", settings=settings)
 
 
@@ -557,8 +573,13 @@ def told(name: str) -> str:
                 page.append(f"page: map of {each.column.heading}, {each.limit}, {each.marked_means}, {each.below}")
                 squares = (f"{square['colour']}{'*' * square['marked']}" for square in each.squares)
                 page.append(" ".join(squares))
+    units = {str(result.quantity(column)): column for column in result.table()}
+    page += [f"quantity: {column}: {unit}" for unit, column in units.items()]
     drawn = dict.fromkeys(" ".join(each.get_text().split()) for each in result.plot().findobj(Text))
     parts = [repr(result), *result.explain().splitlines(), *page, "picture: " + " | ".join(filter(None, drawn))]
+    if hasattr(result, "confidence"):
+        wider = replace(result, confidence=0.8)
+        tables["at 80 %"], parts = wider.table(), [*parts, f"at 80 %: {wider.explain()}"]
     parts += [f"{method}\n{table.to_csv(index=False, float_format='%.4g')}" for method, table in tables.items()]
     return f"=== {name}\n" + "\n".join(parts)
 

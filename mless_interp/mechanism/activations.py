@@ -314,7 +314,7 @@ def activation_shift(
 
 
 def check_widths(*, c: float, q: float) -> None:
-    """`ValueError` unless both widths of near zero can be used."""
+    """Check both widths of near zero; `ValueError` for one that cannot be used."""
     if not 0 < c < float("inf"):
         raise ValueError(f"c is the width of near zero in robust standard deviations and must be positive, got {c!r}")
     check_share(q, name="q")

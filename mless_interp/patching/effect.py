@@ -137,7 +137,7 @@ class Effect:
 
     def share(self, cells: np.ndarray) -> Interval:
         """Estimate the share of the total that each cell is; NaN where the total is not established."""
-        total = self.units(self.total if self.established else 0 * self.total)
+        total = self.units(self.total if self.established else np.zeros_like(self.total))
         return statistics.share_of_total(self.units(cells), total, confidence=self.confidence)
 
     @cached_property

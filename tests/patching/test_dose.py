@@ -15,7 +15,6 @@ from mless_interp.patching.dose import checked_doses, dose_response
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
-from mless_interp.statistics import median_interval
 
 DOSES = (1, 4, 16, 40)
 SLASHES = Insertion.meaningless(" /", 55)
@@ -70,25 +69,3 @@ def test_slopes_by_hand() -> None:
     assert slopes[0] == pytest.approx(1 / np.log(2)) and np.isnan(slopes[1]).tolist() == [True, False, False, False]
     with pytest.raises(ValueError, match="at least two increasing numbers"):
         checked_doses([5], "meaningless")
-
-
-def test_the_dose_picked_by_its_effect_has_an_interval_for_all_doses_together() -> None:
-    made = doses(n=16)
-    alone, together = made.effects(), made.effects(together=True)
-    assert (together.high - together.low > alone.high - alone.low).all()
-    both = median_interval(made.outcomes["inserted"] - made.base[:, None], confidence=1 - 0.05 / 4)
-    assert together.high.tolist() == both.high.tolist(), "Bonferroni over 4 doses"
-    table = made.outcome_table()
-    assert table["total_together_ci_low"].to_numpy() == pytest.approx(together.low)
-    assert f"[{together.low[3]:+.4f}, {together.high[3]:+.4f}] (interval for all 4 doses at once" in made.headline()
-
-
-def test_what_is_drawn_of_the_heads_stands_in_one_table() -> None:
-    found = doses(slope=2.0)
-    table, heads = found.reading_table("held"), ["L0H0", "L0H1", "L0H2", "L0H3"]
-    assert table["mean"].to_numpy() == pytest.approx(2 * np.log([1, 2, 4, 8]) - 2.5)
-    assert (table["mean_ci_low"] < table["mean"]).all() and (table["mean"] < table["mean_ci_high"]).all()
-    assert np.diff(table["slope_1"]) == pytest.approx(np.log(2)), "one unit per unit of log N"
-    assert np.median(table[heads].to_numpy() - table[["slope_1"]].to_numpy()) == pytest.approx(0), "through the middle"
-    slope = found.mean_slope("inserted")
-    assert float(slope.estimate) == pytest.approx(2.2) and float(slope.low) <= 2.2 + 1e-9

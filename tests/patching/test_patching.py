@@ -10,6 +10,7 @@ from models_under_test import loaded, pairs_for, problems
 from small_results import patched
 
 from mless_interp.core.heads import Head
+from mless_interp.patching.effect import Effect, concentration_words
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import PatchScores, patch_heads
 from mless_interp.prompts.insertions import Insertion
@@ -46,30 +47,15 @@ def test_there_is_no_share_of_a_mean_that_is_not_told_from_0(total: list[float])
     assert np.isnan(row["effect_fraction"]) and np.isnan(row["recovered"]) and row["effect"] == pytest.approx(-0.1)
 
 
-def test_a_head_is_told_by_the_problems_that_show_it() -> None:
-    made = patched(12)  # L1H2 does 40 to 60 % of a total of -1 in each problem
-    row = made.table().set_index("label").loc["L1H2"]
-    assert (row["sense"], row["k"], row["n"], row["prevalence"], row["prevalence_ci_high"]) == (1, 12, 12, 1.0, 1.0)
-    assert row["prevalence_ci_low"] == pytest.approx(0.025 ** (1 / 12)), "Clopper and Pearson, all of 12"
-    assert row["p_corrected"] == pytest.approx(12 * 2**-12), "Holm over 6 heads and 2 senses"
-    values = np.linspace(0.4, 0.6, 12)
-    assert (row["median"], row["median_ci_low"], row["median_ci_high"]) == pytest.approx((-0.5, -values[9], -values[2]))
-    assert (row["share"], row["share_ci_low"], row["share_ci_high"]) == pytest.approx((0.5, values[2], values[9]))
-    (marked,) = [name for name, on in zip(made.table()["label"], made.shown().head_map.marked, strict=True) if on]
-    assert marked == "L1H2" and made.headline().endswith("of it in most problems: L1H2 50 % [44, 56].")
-    for contrast, named in {"total": False, "content": False, "shift": True}.items():
-        assert (f"({contrast})" in replace(made, settings=made.settings | {"contrast": contrast}).headline()) == named
-    # senses follow the total effect: here it is +2, and a head whose part lowers the outcome acts against it
-    row = patched(12, donor=np.full(12, -2.0)).table().set_index("label").loc["L1H2"]
-    assert (row["sense"], row["k"], row["share"]) == (-1, 12, pytest.approx(-0.25))
-    assert row["share_ci_low"] < row["share"] < row["share_ci_high"]
-
-
 def test_without_an_effect_or_with_too_few_problems_no_head_is_tested() -> None:
     found = patched(12, donor=np.array([1.0, -1.0] * 6))
     assert found.table()["p_corrected"].isna().all() and found.table()["share"].isna().all()
     assert "so no head is tested" in found.headline() and "is not established, so no head" in found.why_none()
+    several = replace(found, settings={"insertion": "two tokens"}).headline()
+    assert several.startswith("Two tokens have no established effect on the outcome (median")
     assert patched(9).table()["p_corrected"].min() < 0.04
+    found, strict = (replace(patched(12), confidence=share).whole.detectable(12) for share in (0.95, 0.999))
+    assert 0.5 < found < 1 and np.isnan(strict), "with so few problems nothing could be found at that level"
     unknown = patched(6)  # the total effect is established, and its median has no upper limit at 99 %
     assert unknown.established and np.isnan(unknown.whole.delta) and unknown.table()["k"].isna().all()
     assert re.search(r"No head can pass with 6 problems: that takes at least \d+\.", unknown.why_none())
@@ -94,6 +80,16 @@ def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
         ValueError, match="smallest_effect is a share of the median total effect, from 0 to below 1, got 5"
     ):
         replace(made, smallest_effect=5.0).table()
+
+
+def test_a_few_problems_carry_an_effect_from_six_on_and_groups_stay_with_their_problems() -> None:
+    few = concentration_words(np.array([1.0, 1.0, 40.0, 1.0, 1.0, 1.0]), "abcdef", "nats")
+    assert few and "1 of 6 problems carry" in few[0] and "(c)" in few[0]
+    assert not concentration_words(np.array([1.0, 1.0, 40.0, 1.0, 1.0]), "abcde", "nats")
+    inside = np.array([True, False, True])
+    for groups, kept in (((), ()), (("g", "h", "h"), ("g", "h"))):
+        part = Effect(np.array([1.0, 2.0, 3.0]), groups=groups).only(inside)
+        assert part.total.tolist() == [1.0, 3.0] and part.groups == kept
 
 
 def test_what_rounding_alone_may_do_is_no_effect() -> None:
