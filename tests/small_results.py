@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -282,14 +282,20 @@ def attributed(n: int = 4) -> HeadAttribution:
     exact[:, 1, 2] = 0.4
     settings = {"method": "gate_ig", "steps": 16}
     estimates = (0.9 * scores, 0.8 * scores, exact)
-    return HeadAttribution(problems(n), scores, np.zeros(n), scores.sum((1, 2)) + 0.1, "nats", *estimates, settings=settings)
+    return HeadAttribution(
+        problems(n), scores, np.zeros(n), scores.sum((1, 2)) + 0.1, "nats", *estimates, settings=settings
+    )
 
 
 def knocked_out(n: int = 6) -> JointKnockout:
     """Two heads that back each other up, against three random sets."""
     singles = np.full((n, 2), 0.3) + spread(n, 0.02)[:, None]
     sets = tuple((mi.Head(0, a), mi.Head(0, b)) for a, b in ((3, 4), (4, 5), (3, 5)))
-    heads, effect, random = (mi.Head(0, 1), mi.Head(0, 2)), 0.8 + spread(n), np.array([0.1, 0.2, 0.3]) + spread(n)[:, None]
+    heads, effect, random = (
+        (mi.Head(0, 1), mi.Head(0, 2)),
+        0.8 + spread(n),
+        np.array([0.1, 0.2, 0.3]) + spread(n)[:, None],
+    )
     return JointKnockout(problems(n), heads, effect, singles, random, sets, "nats", settings={"n_random_sets": 100})
 
 
@@ -537,6 +543,35 @@ OTHERS: dict[str, Callable[[], Any]] = {
         groups=tuple("aabbccddeeffgghhiijjkkll"),
         noise=np.full((24, 2), 0.01),
     ),
+    "PatchScores, nothing shown": lambda: replace(patched(24), patched=patched(24).patched / 100),
+    "HeadAttribution, lowering, by atp": lambda: replace(
+        attributed(), inserted=-attributed().inserted, knockout=None, exact=None, settings={"method": "atp"}
+    ),
+    "HeadAttribution, nothing": lambda: replace(attributed(), inserted=np.zeros(4)),
+    "JointKnockout, overlapping, chosen elsewhere": lambda: replace(
+        knocked_out(8), effect=0.2 + spread(8), chosen_elsewhere=True
+    ),
+    "JointKnockout, lowering": lambda: replace(
+        knocked_out(8), effect=-knocked_out(8).effect, singles=-knocked_out(8).singles
+    ),
+    "JointKnockout of one head": lambda: replace(
+        knocked_out(5), heads=HEADS[:1], singles=knocked_out(5).singles[:, :1], sets=(), random=np.zeros((5, 0))
+    ),
+    "DoseResponse of a deeper layer, nothing shown": lambda: replace(doses(n=5), layer=3),
+    "ReadEffects, lowering, chosen here": lambda: replace(
+        read_apart(), values=-read_apart().values, total=-read_apart().total, chosen_elsewhere=False
+    ),
+    "ReadEffects, against": lambda: replace(read_apart(), total=-read_apart().total),
+    "ReadEffects of few": lambda: read_apart(n=8),
+    "ReadEffects, no effect": lambda: replace(read_apart(), total=spread(12)),
+    "Transplant, the other way": lambda: transplanted(-0.5),
+    "Transplant, not established": lambda: transplanted(0.0),
+    "AttentionDecomposition of few": lambda: decomposed(n=6),
+    "Mediation of a deeper layer": lambda: replace(
+        mediated(8), settings=SETTINGS | {"layer": 1}, values=mediated(8).values * [1, 1, 1, 0.9, 1, 1.2, 1.5]
+    ),
+    "ActivationShift of few": lambda: activations(n=3),
+    "SpanReadings, nothing readable": lambda: readable(0.0),
     "RunsCompared, one confirmed": lambda: mi.compare_runs(
         {"one": located(), "other": {"found": replace(located(), confirmation=confirmed())}}
     ),
@@ -562,6 +597,8 @@ def told(name: str) -> str:
         and name.isascii()  # no copy that mutmut makes
         and name not in ("printed", "to_frame", "top", "growth")
     }
+    rows = result.to_frame()
+    tables["some rows"] = rows.iloc[:: 1 + len(rows) // 12]
     page = []
     for part in mi.Report("T", question="Q?").result(result, heading=None).parts:
         for each in part.parts if part.kind == "folded" else (part,):
@@ -577,7 +614,7 @@ def told(name: str) -> str:
     page += [f"quantity: {column}: {unit}" for unit, column in units.items()]
     drawn = dict.fromkeys(" ".join(each.get_text().split()) for each in result.plot().findobj(Text))
     parts = [repr(result), *result.explain().splitlines(), *page, "picture: " + " | ".join(filter(None, drawn))]
-    if hasattr(result, "confidence"):
+    if "confidence" in {field.name for field in fields(result)}:
         wider = replace(result, confidence=0.8)
         tables["at 80 %"], parts = wider.table(), [*parts, f"at 80 %: {wider.explain()}"]
     parts += [f"{method}\n{table.to_csv(index=False, float_format='%.4g')}" for method, table in tables.items()]

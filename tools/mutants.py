@@ -39,6 +39,8 @@ LAWS = "tests/runtime/test_every_result.py"
 """What holds of every result: of rooms that make some."""
 KEPT = "tests/test_analyses.py::test_it_gives_the_numbers_that_it_gave"
 """Numbers of every analysis as they were."""
+TOLD = (f"{LAWS}::test_it_tells_what_it_told", f"{LAWS}::test_a_problem_given_thrice_as_a_group_counts_once")
+"""Those of LAWS that notice most."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,28 @@ ROOMS = {
         tuple(f"mless_interp/models/{name}.py" for name in ("arithmetic", "decoder", "nnsight", "transformer_lens")),
         tuple(f"tests/models/test_{name}.py" for name in ("decoders", "contract", "models")),
     ),
-    "patching": Room(("mless_interp/patching/*.py",), ("tests/patching", LAWS, KEPT)),
+    "patching": Room(
+        ("mless_interp/patching/*.py",),
+        (
+            *TOLD,
+            *(f"{KEPT}[{name}]" for name in ("patches", "attribution", "doses", "joint", "reads", "transplant")),
+            *(f"tests/patching/test_{name}.py" for name in ("sweeps", "patching", "prepared", "joint", "reads")),
+            *(
+                f"tests/patching/test_{name}.py"
+                for name in ("refused", "dose", "attribution", "interventions", "transplant")
+            ),
+        ),  # without sweeps of spans anywhere, which take minutes
+    ),
     "circuits": Room(("mless_interp/circuits/*.py",), ("tests/circuits", "tests/app/test_circuit.py", LAWS, KEPT)),
-    "mechanism": Room(("mless_interp/mechanism/*.py",), ("tests/mechanism", LAWS)),
+    "mechanism": Room(
+        ("mless_interp/mechanism/*.py",),
+        (
+            *TOLD,
+            *(f"{KEPT}[{name}]" for name in ("shift", "decomposition", "mediation", "span")),
+            *(f"tests/mechanism/test_{name}.py" for name in ("activation_shift", "arm", "decompose")),
+            *(f"tests/mechanism/test_{name}.py" for name in ("mediation", "span_reading")),
+        ),  # without the MLPs of many architectures, which take minutes
+    ),
     "ground_truth": Room(("mless_interp/ground_truth/*.py",), ("tests/ground_truth", LAWS)),
     "grading": Room(
         tuple(f"mless_interp/answers/{name}.py" for name in ("compare", "equivalence", "graders", "latex")),

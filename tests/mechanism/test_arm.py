@@ -1,5 +1,7 @@
 """ARM against a slow, literal reference; its edits on every backend; the published settings."""
 
+import hashlib
+import math
 from typing import Any
 
 import numpy as np
@@ -132,12 +134,31 @@ def test_seed_key_layer_and_step_each_change_the_draws() -> None:
         ({"p1": -1}, "p1 is a percentile"),
         ({"p_min": 0.5}, "0 <= p_min <= p_max <= 1 must hold"),
         ({"fraction": "x"}, "unknown fraction 'x'; choose one of"),
-        ({"layers": (0, 0)}, "different zero-based layer numbers"),
+        *(({"layers": layers}, "different zero-based layer numbers") for layers in ((0, 0), (), (-1,))),
+        *(({name: math.inf}, "must be positive and finite") for name in ("c", "k")),
+        ({"p1": 101}, "p1 is a percentile"),
+        ({"fraction": "direct", "c": 1.1}, "is the share that changes, at most 1, got 1.1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ARM(**{"c": 0.1, "p1": 95, **settings})
+
+
+def test_a_label_tells_settings_apart() -> None:
+    assert ARM(c=0.13, p1=99.5).label == "ARM(c=0.13, p1=99.5, layer 0, paper_add, per tensor, seed 0)"
+    other = {
+        "reading": "code_replace",
+        "scope": "token",
+        "fraction": "direct",
+        "selection": "quantile",
+        "mad": "signed",
+    }
+    said = (
+        "layers [0, 2], code_replace, per token, prefill only, k=2, p_min=0.1, selection=quantile, mad=signed, seed 3"
+    )
+    made = ARM(c=0.5, p1=80, layers=(0, 2), prefill_only=True, seed=3, k=2, p_min=0.1, **other)
+    assert made.label == f"ARM(p=0.5, p1=80, {said})"
 
 
 POSTS = [site(layer, "mlp.hook_post") for layer in range(3)]
@@ -177,8 +198,8 @@ def test_decode_steps_are_tensors_of_their_own(bridge: Model) -> None:
     seen = bridge.run(inputs.tokens, capture=captured).captured
     gate, linear = torch.nn.functional.silu(seen[site(0, "mlp.hook_pre")]), seen[site(0, "mlp.hook_pre_linear")]
 
-    def post(arm: ARM, **options: object) -> torch.Tensor:
-        edits = arm.edits(bridge, inputs, keys=["x"], **options)
+    def post(arm: ARM, key: str | None = "x", **options: object) -> torch.Tensor:
+        edits = arm.edits(bridge, inputs, keys=key and [key], **options)
         return bridge.run(inputs.tokens, edits=edits, capture={POSTS[0]: None}).captured[POSTS[0]][0]
 
     made = post(arm, n_prompt=n)
@@ -188,6 +209,8 @@ def test_decode_steps_are_tensors_of_their_own(bridge: Model) -> None:
         parts.append(arm.redistribute(token, generator=arm.generator("x", step=step)))
     torch.testing.assert_close(made, torch.cat(parts) * linear[0], rtol=1e-5, atol=1e-6)
 
+    own = hashlib.sha256(repr(inputs.tokens[0, :n].tolist()).encode()).hexdigest()
+    assert torch.equal(post(arm, None, n_prompt=n), post(arm, own, n_prompt=n)), "keyed by the prompt's own tokens"
     only = ARM(c=0.3, p1=99, prefill_only=True)
     prefill = post(only, n_prompt=n)
     assert torch.equal(prefill[:n], made[:n]) and torch.equal(prefill[n:], (gate * linear)[0, n:])

@@ -14,7 +14,7 @@ from mless_interp.models import memory
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError, Recording
 from mless_interp.patching.attribution import attribute_heads
-from mless_interp.patching.interventions import EdgeNoise, Intervention, Knockout, LayerState
+from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.pairs import PromptPair
@@ -33,16 +33,6 @@ def test_gate_gradients_add_up_to_the_total_effect(
     assert f"{np.abs(found.completeness).max():.2e}" in found.explain()
 
 
-class Partly(Intervention):
-    """A gate of 0.3 on the span's keys."""
-
-    name = "partly"
-
-    def __call__(self, state: LayerState) -> torch.Tensor:
-        pattern = state.pattern() * torch.where(state.span_keys, 0.3, 1.0)
-        return state.mixed(pattern / pattern.sum(-1, keepdim=True))
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_closed_gate_is_the_exact_knockout_and_all_closed_the_masked_run(
@@ -59,7 +49,7 @@ def test_a_closed_gate_is_the_exact_knockout_and_all_closed_the_masked_run(
         gates[2 + len(heads) + row, head.layer, head.head] = 0.3
     values = gated(gates).detach().double().numpy()
     exact = patch_heads(model, bare, heads=heads, edit="knockout", progress=False)
-    partly = patch_heads(model, bare, heads=heads, edit=Partly(), progress=False)
+    partly = patch_heads(model, bare, heads=heads, edit=Gate(0.3), progress=False)
     assert values[0] == pytest.approx(exact.donor[0], abs=1e-4)
     assert values[1] == pytest.approx(exact.receiving[0], abs=1e-4)
     for row, head in enumerate(heads):

@@ -67,5 +67,14 @@ def test_slopes_by_hand() -> None:
     held[1, 0, 0] = np.nan
     slopes = replace(doses(n=2), log_odds={"held": held}).slopes()
     assert slopes[0] == pytest.approx(1 / np.log(2)) and np.isnan(slopes[1]).tolist() == [True, False, False, False]
-    with pytest.raises(ValueError, match="at least two increasing numbers"):
-        checked_doses([5], "meaningless")
+    made = doses()
+    for ask, what in ((made.effects, "contrast"), (made.slopes, "condition"), (made.reading_table, "condition")):
+        with pytest.raises(ValueError, match=f"unknown {what} 'x'"):
+            ask("x")
+    for given, kind, message in (
+        ([5], "meaningless", "at least two increasing numbers"),
+        ([0, 4], "meaningless", "from 1 up, got .0, 4."),
+        ([1, 2], "text", "has one length only, so it has no dose"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            checked_doses(given, kind)

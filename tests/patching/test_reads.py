@@ -111,21 +111,6 @@ def test_verdicts_by_hand(cells: Any, ways: str, sign: int) -> None:
     assert all(way in part for way, part in zip(ways.split(", "), parts, strict=True)), parts
 
 
-def test_every_cell_is_printed_in_its_unit_and_no_read_is_judged_without_an_effect() -> None:
-    found = by_hand([0.3, -0.3, 0.0, 0.1, np.nan])
-    row = found.printed().iloc[0].tolist()
-    assert row[:4] == ["L0H4", "30 % [30, 30] (> 5 %)", "-30 % [-30, -30] (against)", "0 % [0, 0] (< 5 %)"]
-    assert row[5] == "undefined" and "p_half_against" in found.shown().tables[0].frame
-    unknown = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], chosen_elsewhere=False)
-    unknown.total[::2] *= -1
-    assert unknown.printed().iloc[0, 1] == "+0.3000 nats [+0.3000, +0.3000]"
-    columns = list(unknown.shown().tables[0].frame)
-    assert "median" in columns and not {"share", "p_more"} & set(columns) and np.isnan(unknown.p).all()
-    assert unknown.headline().endswith("so no read is judged.") and unknown.details() == []
-    few = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], n=8).details()[0]
-    assert few.startswith("Nothing can be shown with fewer than 10 problems")
-
-
 def test_what_is_not_shown_is_not_said() -> None:
     """Half of the problems each way: the medians say something, the tests do not."""
     found = by_hand([0.3, 0.3, 0.0, 0.3, 0.3])
@@ -134,7 +119,9 @@ def test_what_is_not_shown_is_not_said() -> None:
     assert "is not shown to do anything" in conclusion(found, HEAD)
     found = by_hand([0.3, 0.0, 0.0, 0.0, 0.0], n=12)
     found.total[:2] *= -1
-    assert found.established and np.isnan(found.p[2]).all(), "the effect may be as small as 0: nothing is less than that"
+    assert found.established and np.isnan(found.p[2]).all(), (
+        "the effect may be as small as 0: nothing is less than that"
+    )
     found = by_hand([0.3, 0.3, 0.3, 0.3, 0.3])
     found.values[:9, :, 1:] = 0
     assert conclusion(found, HEAD) == f"{HEAD}: its read matters; which part of it is not shown."
@@ -167,13 +154,3 @@ def test_an_edit_is_beside_the_knockout_in_the_knockout_s_sense() -> None:
     undefined = by_hand([0.3, 0.0, 0.3, 0.0, 0.0], n=24)
     undefined.values[:18, 0, 1] = np.nan
     assert "hardly" not in conclusion(undefined, HEAD), "6 problems show nothing"
-
-
-def test_p_values_are_corrected_over_edits_and_questions() -> None:
-    found = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], n=8)
-    assert found.p.shape == (5, 1, 5)
-    assert found.p[0, 0].tolist() == pytest.approx([23 / 256] * 2 + [1] + [23 / 256] * 2)
-    assert found.p[2, 0, 2] == pytest.approx(23 / 256) and not found.verdicts.any()
-    assert found.p[3, 0].tolist() == pytest.approx([np.nan, 1, 23 / 256, 1, 1], nan_ok=True)
-    assert found.p[4, 0].tolist() == pytest.approx([np.nan, 1, 1, 1, 1], nan_ok=True)
-    assert by_hand([0.3, 0.3, 0.0, 0.3, 0.3], n=10).verdicts[0].tolist() == ["more", "more", "less", "more", "more"]

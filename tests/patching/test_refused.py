@@ -41,6 +41,8 @@ def doses(model: Model, pairs: Any, **given: Any) -> Any:
         (mi.mediate, {"q": 2.0}, "q must lie between 0 and 1, got 2.0"),
         (mi.mediate, {"blocks": 2}, "pair 'p0': mediation, .* not defined for an insertion in 2 blocks"),
         (mi.activation_shift, {"c": 0.0}, "c is the width of near zero"),
+        (mi.activation_shift, {"c": float("inf")}, "c is the width of near zero"),
+        (mi.activation_shift, {"bins": 1}, "bins must be 2 or more, got 1"),
         (mi.decompose_attention, {"layers": [3]}, r"layer 3 is out of range \(zero-based\): 0 to 2"),
         (
             mi.decompose_attention,

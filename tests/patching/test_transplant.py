@@ -11,7 +11,7 @@ from conftest import BACKENDS
 from models_under_test import loaded, planted_here, planted_problems, problems
 
 from mless_interp.core.heads import Head
-from mless_interp.patching.transplant import Transplant, partners_of, transplant_span
+from mless_interp.patching.transplant import partners_of, transplant_span
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 
@@ -109,16 +109,3 @@ def test_wrong_requests_are_named_before_anything_runs() -> None:
         transplant_span(model, pairs, n_partners=1, **QUIET)
     with pytest.raises(ValueError, match="outcome 'logit_diff' has none; use .*answer_logprob"):
         transplant_span(model, pairs, outcome="logit_diff", **QUIET)
-
-
-def test_what_is_told_by_hand() -> None:
-    values = np.zeros((1, 3, 3))
-    values[0, 1:, 1:] = [[-1.0, -3.0], [-4.0, -2.0]]
-    values[0, 0] = [-1.0, -2.0, -4.0]
-    found = Transplant(("a",), (("b", "c"),), values, "nats", settings={"n_prompts": 2})
-    assert found.carried.tolist() == [2.0] and found.lost.tolist() == [2.0]
-    rows = found.to_frame().set_index(["answer_of", "span_of"])["value"]
-    assert rows["b", "c"] == -3 and rows["a", "b"] == -2 and rows["c", "c"] == -2
-    assert "2 different prompts" in found.explain() and "not established" in found.headline()
-    against = replace(found, values=np.tile(-values, (8, 1, 1)), problem_ids=tuple("abcdefgh"))
-    assert against.headline().count("the other way round") == 2
