@@ -76,10 +76,3 @@ def test_types_and_shapes_are_checked_in_every_test() -> None:
         count_of("no number", "head")
     with pytest.raises(jaxtyping.TypeCheckError, match="checking the parameters"):
         span_mass("no tensor", span=None)
-
-
-def test_a_notebook_offers_what_a_researcher_uses_and_the_rest_is_there_all_the_same() -> None:
-    offered = set(dir(mi))
-    assert {"load_model", "locate_heads", "save", "views", "metrics"} <= offered
-    assert not {"commands", "running", "models", "LocatedHeads"} & offered
-    assert mi.models.__name__ == "mless_interp.models" and isinstance(mi.LocatedHeads, type)

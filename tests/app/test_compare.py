@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.app.patch_heads import answers_come_back
+from mless_interp.app.reproduce_figures import _bars
 from mless_interp.runtime import folders
 
 
@@ -70,6 +71,15 @@ def test_a_compared_run_is_never_replaced_by_the_comparison(tmp_path: Path, monk
         done = compare("a", "b", "--out", out, "--overwrite")
         assert done.exit_code == 2 and "is one of the compared runs, or inside one" in done.stderr, out
     assert not folders.damaged_files(tmp_path / "b") and sorted((tmp_path / "b").rglob("*")) == before
+
+
+def test_measured_bars_stand_behind_the_printed_ones() -> None:
+    table = _bars({"mine": answered()})
+    own, printed = table.query("source == 'measured'"), table.query("source != 'measured'")
+    assert own["percent"].tolist()[:2] == pytest.approx([72, 75]) and own["n"].tolist()[:2] == [500, 500]
+    assert (own["low"] < own["percent"])[:2].all() and (own["high"] > own["percent"])[:2].all()
+    assert set(own["model"]) == {"mine (measured)"} and own["treatment"].tolist() == ["none", "Mless", "Mful"]
+    assert len(printed) and printed[["low", "high", "n"]].isna().all(axis=None) and table.index.is_unique
 
 
 def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:

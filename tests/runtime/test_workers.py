@@ -114,18 +114,6 @@ def test_a_unit_that_ends_every_worker_ends_the_run_and_loses_nothing(workers: A
     assert (3,) in healthy and len(healthy) < 6
 
 
-def test_errors_come_as_they_are_here(workers: Any) -> None:
-    def wrong(unit: tuple[int, ...], tick: Any) -> list[Any]:
-        if unit == (2,):
-            raise ValueError("the sum is 7")
-        return [{"value": 1.0} for _ in unit]
-
-    with pytest.raises(ValueError, match="problem 'p2': the sum is 7") as told:
-        run(workers, wrong)
-    assert any("of 6 problems completed" in note for note in told.value.__notes__)
-    assert run(workers, lambda unit, tick: [{"value": 2.0}])[0] == {"value": 2.0}  # and goes on afterwards
-
-
 def layers_of(model: mi.Model) -> Any:
     """A computation that takes a model with it; those of analyses cannot be sent where their types are checked."""
     return lambda unit, tick: [{"value": float(model.info.n_layers)} for _ in unit]

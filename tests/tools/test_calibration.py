@@ -44,10 +44,3 @@ def test_stored_effects_are_judged_as_the_analysis_judges() -> None:
 def test_the_promise_is_the_inverse_of_the_detectable_prevalence(n: int, cells: int) -> None:
     assert bench.promised(n, cells, detectable_prevalence(n, 2 * 2 * cells, alpha=0.04)) == pytest.approx(0.8)
     assert bench.promised(8, cells, 1.0) == 0
-
-
-def test_backends_that_disagree_are_counted() -> None:
-    made = {"one": bench.with_strengths(0, (0.1, 0.3))[0], "two": bench.with_strengths(0, (0.3, 0.1))[0]}
-    problems = made["one"].problems(4)
-    compared = bench.agreement("x", lambda name: mi.load_model(made[name], backend="bridge"), problems, ["one", "two"])
-    assert compared.difference > 0.05
