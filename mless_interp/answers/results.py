@@ -85,15 +85,25 @@ class Comparison(Result):
         """Return whether right answers change, and by how much."""
         if not self.n:
             return f"{self.second!r} against {self.first!r}: no problem was answered under both."
-        made, does = self.difference, "raises" if len(self.gained) > len(self.lost) else "lowers"
+        does = "raises" if len(self.gained) > len(self.lost) else "lowers"
         said = f"{self.second!r} {does} right answers" if self.sure else f"No change is shown for {self.second!r}"
-        limits = limits_of(made.low, made.high, "+.1f", scale=100)
         over = f" after Holm over {self.n_tests} comparisons" * (self.n_tests > 1)
+        counts = "{} gained, {} lost of" if "McNemar" in self.test else "more in {}, fewer in {} of"
         return (
             f"{said}: {100 * self.accuracy_second:.1f} % against {100 * self.accuracy_first:.1f} % under {self.first!r} "
-            f"({100 * float(made.estimate):+.1f} points{limits}, {len(self.gained)} gained, {len(self.lost)} lost of "
+            f"({self._points}, {counts.format(len(self.gained), len(self.lost))} "
             f"{count_of(self.n, 'problem')}, p = {self.p_corrected:.2g}{over})."
         )
+
+    @property
+    def _points(self) -> str:
+        made = self.difference
+        return f"{100 * float(made.estimate):+.1f} points{limits_of(made.low, made.high, '+.1f', scale=100)}"
+
+    def change(self) -> str:
+        """Return the change in short: points, interval and p-value."""
+        over = f" (Holm, {self.n_tests})" * (self.n_tests > 1)
+        return f"{self._points}, p = {self.p_corrected:.2g}{over}{', not shown' * (not self.sure)}"
 
     def details(self) -> list[str]:
         """Return the test, and what the problems cannot show."""
@@ -342,8 +352,9 @@ class AccuracyResults(Result):
         )
 
     def compare_all(self, reference: str | None = None, *, grader: str = "strict") -> Comparisons:
-        """Return every other treatment against one (the first, when not named), with Holm's correction over them."""
-        reference = self.treatments[0] if reference is None else reference
+        """Return every other treatment against one, with Holm's correction over them; when none is named, against the one
+        that the settings name as `reference`, or the first."""
+        reference = str(self.settings.get("reference", self.treatments[0])) if reference is None else reference
         place_of(reference, self.treatments, "treatment")
         others = [name for name in self.treatments if name != reference]
         if not others:
@@ -356,7 +367,7 @@ class AccuracyResults(Result):
         return Comparisons(reference, grader, tuple(made))
 
     def headline(self) -> str:
-        """Return which treatments change right answers, against the first."""
+        """Return which treatments change right answers, against the reference."""
         if len(self.treatments) > 1:
             return self.compare_all().headline()
         row = self.table().iloc[0]
@@ -372,7 +383,7 @@ class AccuracyResults(Result):
         return [*few, *super().caveats()]
 
     def details(self) -> list[str]:
-        """Return what was run, what is missing, and every comparison with the first treatment."""
+        """Return what was run, what is missing, and every comparison with the reference."""
         table, samples = self.table(), f", {self.n_samples} samples each" if self.n_samples > 1 else ""
         found = [
             f"Accuracy of {self.settings.get('model', 'a model')} on {count_of(len(self.problem_ids), 'problem')}{samples}, "
@@ -386,12 +397,12 @@ class AccuracyResults(Result):
             found.append(f"{gave_up} grades were not decided (out of time or memory) and count as wrong.")
         return [*found, *(self.compare_all().details() if len(self.treatments) > 1 else [])]
 
-    def printed(self, reference: str | None = None) -> pd.DataFrame:
-        """Return right answers by treatment, and how they differ from those under `reference` (the first, when not named)."""
+    def printed(self) -> pd.DataFrame:
+        """Return right answers by treatment, and how they differ from those under the reference."""
         table = self.table()[["treatment", "accuracy", "accuracy_ci_low", "accuracy_ci_high", "n"]]
         if len(self.treatments) == 1:
             return table
-        beside = self.compare_all(reference).printed().astype({"gained": "Int64", "lost": "Int64"})
+        beside = self.compare_all().printed().astype({"gained": "Int64", "lost": "Int64"})
         return table.join(beside.set_index("second").drop(columns=["n", "accuracy_second"]), on="treatment")
 
     def shown(self) -> Shown:

@@ -1,6 +1,6 @@
 """`mless-interp locate`: which attention heads carry the effect of inserted tokens; heads patched, named, confirmed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -71,7 +71,7 @@ def compute(options: Options) -> Computed:
     """
     parts = options.parts()
     from ..answers import evaluate_accuracy
-    from ..answers.treatments import cut_off
+    from ..answers.treatments import INSERTED, cut_off
     from ..circuits.locate import locate_heads
     from ..patching.sweep import patch_heads
     from ..runtime.loop import stage, stages
@@ -97,7 +97,8 @@ def compute(options: Options) -> Computed:
             treatments = cut_off(pairs[0].insertion, joint, n_random_sets=N_RANDOM_SETS)
             how = {"template": options.template, "checkpoint": partial / "answers.jsonl", **options.common}
             with stage("answering"):
-                results["AccuracyResults"] = evaluate_accuracy(model, parts[2], treatments, **how)
+                answered = evaluate_accuracy(model, parts[2], treatments, **how)
+            results["AccuracyResults"] = replace(answered, settings=answered.settings | {"reference": INSERTED})
             notes = answers_come_back(results["AccuracyResults"])
     options.say("reading the attention of the heads to show ...")
     shown = shown_attention(model, pairs, named[:N_SHOWN] or swept.top(N_SHOWN)["label"].tolist())
@@ -106,22 +107,25 @@ def compute(options: Options) -> Computed:
 
 
 def answers_come_back(found: "AccuracyResults") -> list[str]:
-    """Say whether answers come back where the named heads are cut off from the insertion, and whether more than with random
-    sets."""
-    _, inserted, *cut = found.treatments
+    """Say how many answers are right, whether they come back where the named heads are cut off from the insertion, and whether
+    more than with random sets."""
+    none, inserted, *cut = found.treatments
     if not cut:
         return ["No head that reads is named, so none is cut off from the insertion."]
-    said, shares = [found.compare(inserted, cut[0]).headline()], found.share_right()
-    if len(cut) > 1:
-        said.append(found.compare_shares(shares[:, 3:], shares[:, 2:3], ("random sets cut off", cut[0])).headline())
-    return said
+    right = [100 * float(share) for share in found.accuracy().estimate]
+    told = [f"{name} {share:.1f} %" for name, share in zip((none, inserted, cut[0]), right, strict=False)]
+    made = {"the insertion": next(each for each in found.compare_all().comparisons if each.second == cut[0])}
+    if random := right[3:]:
+        told.append(f"random sets cut off {min(random):.1f} to {max(random):.1f} %")
+        shares = found.share_right()
+        made["random sets"] = found.compare_shares(shares[:, 3:], shares[:, 2:3], ("random sets cut off", cut[0]))
+    said = "; ".join(f"against {name} {each.change()}" for name, each in made.items())
+    return [f"Right answers of {len(found.problem_ids)}: {', '.join(told)}.", f"{cut[0].capitalize()}: {said}."]
 
 
 def _short(answered: "AccuracyResults") -> object:
-    """Return a row per treatment: what is cut off, right answers, and how they differ from those with the insertion alone."""
-    from ..answers.treatments import INSERTED
-
-    treatments, table = answered.settings["treatments"], answered.printed(INSERTED).drop(columns=["gained", "lost"])
+    """Return a row per treatment: what is cut off, right answers, and how they differ from those with the insertion only."""
+    treatments, table = answered.settings["treatments"], answered.printed().drop(columns=["gained", "lost"])
     table.insert(5, "heads", [", ".join(treatments[name]["knockout"]) or None for name in table["treatment"]])
     return table
 
@@ -152,7 +156,7 @@ def present(kept: Kept) -> Presented:
             made = made.folded("What the reads of the named heads are", made.blank().figure(picture, edits))
         if answered is not None:
             made = made.heading("Do the answers come back?")
-            caption = "Right answers; differences and p are against the insertion alone."
+            caption = "Right answers; differences and p are against the insertion only."
             made = made.table(_short(answered), caption, of=type(answered))
         named = len(found.found) if located else 0
         which = f"{N_SHOWN} largest of {named} named" if named > N_SHOWN else "named" if named else "largest"

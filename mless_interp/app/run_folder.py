@@ -82,7 +82,7 @@ class Kept:
         question = (
             f"{question} {', '.join(str(each) for each in asked if each)}{f' + {n_fresh} fresh' if n_fresh else ''}."
         )
-        return Report(title, question, found.headline())
+        return Report(title, question, found.headline()).sentence(*self.run.get("notes", ()))
 
     def view(self, page: Report, name: str = "attention", heading: str | None = None) -> Report:
         """Return the page with the attention that is shown under this name, if any is."""
@@ -210,7 +210,7 @@ def show_again(folder: Path) -> None:
         return _finish(dataclasses.replace(asked, overwrite=found.options["overwrite"]), present, report=True)
     ours, written = folders.listed_in(folder), write(folder, found, present(found), report=True)
     folders.write_manifest(folder, only={*ours, *written})
-    _tell(folder, written)
+    _tell(folder, found, written)
 
 
 def _finish(asked: line.Saving, present: Callable[[Kept], Presented], *, report: bool) -> None:
@@ -221,7 +221,7 @@ def _finish(asked: line.Saving, present: Callable[[Kept], Presented], *, report:
         found = read(asked.kept)
         written = write(made, found, present(found), report=report)
     shutil.rmtree(asked.partial)
-    _tell(asked.out, [*written, RESULTS, RUN])
+    _tell(asked.out, found, [*written, RESULTS, RUN])
 
 
 def write(folder: Path, kept: Kept, presented: Presented, *, report: bool) -> list[str]:
@@ -242,10 +242,11 @@ def write(folder: Path, kept: Kept, presented: Presented, *, report: bool) -> li
         page = presented.page()
         if "prompt" in kept.shown:
             page = page.heading("What the model reads").prompt(kept.shown["prompt"])
-        page.sentence(*kept.run.get("notes", ())).provenance(kept.run).save(folder / "report.html")
+        page.provenance(kept.run).save(folder / "report.html")
     return [*presented.files, *["report.html"] * report]
 
 
-def _tell(folder: Path, written: list[str]) -> None:
+def _tell(folder: Path, kept: Kept, written: list[str]) -> None:
+    again = f"mi.load({str(folder)!r})[{next(iter(kept.results))!r}]"
     page = [f"Report: {folder}/report.html."] * ("report.html" in written)
-    line.tell(one_line(" ".join([*page, f"{len(written)} files in {folder}; reload: mi.load({str(folder)!r})"])))
+    line.tell(one_line(" ".join([*page, f"{len(written)} files in {folder}; reload: {again}"])))

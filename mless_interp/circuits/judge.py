@@ -1,7 +1,7 @@
 """From measures to verdicts: which heads carry the effect, in how many problems, and how (methods §8)."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -81,8 +81,7 @@ def few_problems(n: int, n_heads: int, confidence: float, *, per_head: int = PER
     needed, again = fewest_for(per_head * n_heads, confidence), per_head == 1
     heads = "a head" if n_heads == 1 else f"any of {n_heads} heads"
     few = f"{count_of(n, 'problem')} {'is' if n == 1 else 'are'} too few to {'confirm' if again else 'name'} {heads}"
-    more = f"(alpha = {1 - confidence:.3g}): {needed} problems are needed, more where heads act in fewer than all."
-    return "" if n >= needed else f"{few} {more}"
+    return "" if n >= needed else f"{few} (alpha = {1 - confidence:.3g}): at least {needed} are needed."
 
 
 @savable
@@ -105,6 +104,10 @@ class Claims:
     kinds: tuple[str, ...]
     senses: np.ndarray
     within: tuple[InStratum, ...] = ()
+
+    def each(self) -> Iterator[tuple[Head, str, int]]:
+        """Return each head with its kind and sense."""
+        return zip(self.heads, self.kinds, self.senses.tolist(), strict=True)
 
     def own(self, values: dict[str, np.ndarray], measure: str) -> np.ndarray:
         """Return a measure of these heads, `[problem, head]`, positive in each head's own sense."""

@@ -1,6 +1,6 @@
 """What locating heads gives: the heads named, in how many problems, what that rests on; and the same on fresh problems."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
@@ -154,7 +154,7 @@ class Confirmation(Verdicts, Result):
     within: tuple[InStratum, ...] = ()
 
     reported = tuple(
-        "label layer head claimed confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n removed_p "
+        "label layer head claimed sense confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n removed_p "
         "added_p exceeds_random exceeds_random_n p_specific".split()
     )
     axes = (*Verdicts.axes, ("senses", "head"))
@@ -216,6 +216,7 @@ class Confirmation(Verdicts, Result):
         """One row per head: claim, verdict here, counts of problems, corrected p of each side, median, share, controls."""
         columns: dict[str, object] = results.head_columns(self.heads) | {
             "claimed": list(self.kinds),
+            "sense": np.where(self.senses > 0, "with", "against"),
             "confirmed": self.confirmed,
             "p_corrected": self.p,
             "kind": list(self.kinds_again),
@@ -262,7 +263,7 @@ class Confirmation(Verdicts, Result):
     def printed(self) -> pd.DataFrame:
         share = "removed_share removed_share_ci_low removed_share_ci_high"
         names = f"label claimed strata confirmed_strata {share} removed_k added_k n p_corrected confirmed"
-        return _known(self.table(), f"{names} exceeds_random exceeds_random_n p_specific")
+        return _known(self.table(), f"{names} exceeds_random exceeds_random_n p_specific", verdict="claimed")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -293,7 +294,7 @@ class LocatedHeads(Verdicts, Result):
     @property
     def found(self) -> dict[Head, str]:
         """Named heads and their kind (`judge.KINDS`)."""
-        return dict(zip(self.judged.found.heads, self.judged.found.kinds, strict=True))
+        return {head: kind for head, kind, _ in self.judged.found.each()}
 
     @property
     def confirmed(self) -> dict[Head, str]:
@@ -392,12 +393,15 @@ class LocatedHeads(Verdicts, Result):
         if not self.established:
             return f"{whole}, so no head is named{unused}."
         of, more = f"of {count_of(len(self.heads), 'head')}", f"{self._least} it in most"
-        found, special = {head: kind for head, kind in self.found.items() if kind != "specialist"}, self.specialists
-        kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
-        named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
-        carry = f"{len(found)} {of} {'carries' if len(found) == 1 else 'carry'} {more}: {named}"
+        found, against = (
+            {head: kind for head, kind, one in self.judged.found.each() if one == sense and kind != "specialist"}
+            for sense in (1, -1)
+        )
+        carry = f"{len(found)} {of} {'carries' if len(found) == 1 else 'carry'} {more}: {_by_kind(found)}"
         told = carry if found else f"none {of} is shown to carry {more} problems"
-        if special:
+        if against:
+            told += f"; {len(against)} {'acts' if len(against) == 1 else 'act'} against it: {_by_kind(against)}"
+        if special := self.specialists:
             inside = ", ".join(f"{head} ({', '.join(strata)})" for head, strata in special.items())
             told += f"; {len(special)} {'more ' * bool(found)}only in strata of {s.get('by')}: {inside}"
         tested = "not yet confirmed on fresh problems" if made is None else made.in_short()
@@ -453,7 +457,7 @@ class LocatedHeads(Verdicts, Result):
             return self.confirmation.printed()
         names = "label kind strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
         names += " added_k n removed_p exceeds_random exceeds_random_n"
-        return _known(self.table().head(len(self.found) or 3 * self.established), names)
+        return _known(self.table().head(len(self.found) or 3 * self.established), names, verdict="kind")
 
     def shown(self) -> Shown:
         how = f"Tested heads: named ones first, then by size. Counts of problems with {self._least} the effect."
@@ -471,6 +475,12 @@ class LocatedHeads(Verdicts, Result):
         return Shown(tuple(tables), results.head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
 
 
+def _by_kind(found: Mapping[Head, str]) -> str:
+    """List heads by their kind."""
+    kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
+    return "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
+
+
 def _on_a_page(found: Result, caption: str) -> ShownTable:
     """Return its table, of which a page shows the columns that are reported."""
     table = found.table()
@@ -478,5 +488,7 @@ def _on_a_page(found: Result, caption: str) -> ShownTable:
     return ShownTable(table, caption, columns)
 
 
-def _known(table: pd.DataFrame, names: str) -> pd.DataFrame:
-    return table.reindex(columns=names.split()).dropna(axis=1, how="all")
+def _known(table: pd.DataFrame, names: str, verdict: str) -> pd.DataFrame:
+    """Return those of the columns that are not empty; a verdict also says that its head acts against the effect."""
+    words = table[verdict].where(table["sense"] != "against", table[verdict] + ", against")
+    return table.assign(**{verdict: words}).reindex(columns=names.split()).dropna(axis=1, how="all")

@@ -69,12 +69,6 @@ def as_head(head: Head | str) -> Head:
     return head if isinstance(head, Head) else Head.parse(head)
 
 
-def both_names(head: Head | str) -> str:
-    """Name a head in both ways of counting."""
-    head = as_head(head)
-    return f"{head} (paper: layer {head.layer + 1}, head {head.head + 1})"
-
-
 def as_heads(heads: Iterable[Head | str]) -> tuple[Head, ...]:
     """Return heads and labels of heads as heads, in their order."""
     return tuple(map(as_head, heads))

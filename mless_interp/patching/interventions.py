@@ -121,6 +121,10 @@ class Intervention(ABC):
     def edited(self, state: LayerState) -> Z:
         """Make head outputs `[b, dest, H, d]`, each as if its head alone were edited; rows that lose nothing keep theirs."""
         new = self(state)
+        if getattr(new, "shape", None) != state.z.shape:
+            got = f"shape {list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
+            wanted = f"head outputs [batch, token, head, d_head] = {list(state.z.shape)}"
+            raise ValueError(f"the edit {self.name!r} must return {wanted}, got {got}")
         if state.rows is None or not self.needs_span:
             return new
         return torch.where(state.rows[:, :, None, None], new, state.z)

@@ -224,28 +224,37 @@ class JointKnockout(Measured):
         return rows[["problem", "measure", "value"]]
 
     def headline(self) -> str:
-        together = " together" if len(self.heads) > 1 else ""
-        made = median_interval(self.by_group(self.effect), confidence=self.confidence)
+        together, outcome = " together" if len(self.heads) > 1 else "", self.settings.get("outcome") or "the outcome"
+        made = median_interval(self._turned(self.effect), confidence=self.confidence)
+        does = "lowers" if self._sign > 0 else "raises"  # a knockout takes its effect away
+        size = f"{float(made.estimate):#.3g} {self.unit}{limits_of(made.low, made.high, '#.3g')}"
         over = f"median over {count_of(len(self.problem_ids), 'problem')}"
-        return f"Knocking out {listed(self.heads)}{together} removes {with_limits(made, self.unit)} of the effect ({over})."
+        return f"Knocking out {listed(self.heads)}{together} {does} {outcome} by {size} ({over})."
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if np.median(self.by_group(self.effect)) < 0 else 1.0
+
+    def _turned(self, values: np.ndarray) -> np.ndarray:
+        """Return effects of groups, positive where they have the sign of the set's."""
+        return self._sign * self.by_group(values)
 
     def details(self) -> list[str]:
         found = []
         if self.sets:
-            middle = float(np.median(np.median(self.by_group(self.random), axis=0)))
+            middle = float(np.median(np.median(self._turned(self.random), axis=0)))
             p = f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
-            others = f"{len(self.sets)} other sets of the same layers and size remove {middle:+.4f} (median)"
-            found.append(f"{others}, {self.n_as_large or 'none'} of them as much; {p}.")
+            others = f"{len(self.sets)} other sets of the same layers and size do so by {middle:#.3g} (median)"
+            found.append(f"{others}, {self.n_as_large or 'none'} of them by as much; {p}.")
         elif self.settings.get("n_random_sets"):
             found.append("There is no other set of the same size in the same layers.")
         if len(self.heads) > 1:
-            apart = self.by_group(self.interaction)
+            apart = self._turned(self.interaction)
             made, words = median_interval(apart, confidence=self.confidence), "they add up, as far as can be told"
             if float(sign_test(apart)) < 1 - self.confidence:
-                helps = np.sign(np.median(apart)) == np.sign(np.median(self.by_group(self.effect)))
-                words = "they back each other up" if helps else "they overlap"
+                words = "they back each other up" if np.median(apart) > 0 else "they overlap"
             words = f": {words}" if np.isfinite(made.low) else ""
-            found.append(f"Interaction (joint minus the sum of single knockouts) {with_limits(made)}{words}.")
+            found.append(f"Interaction (together minus the sum of single knockouts) {with_limits(made)}{words}.")
         return found
 
     def printed(self) -> pd.DataFrame:

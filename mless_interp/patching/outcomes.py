@@ -35,7 +35,10 @@ class Outcome:
         if info.n_classes is None:
             grown = pair.answered(self.appended, unfed=int(pair.given))
             over = len(grown.inserted) - info.context_length
-            return grown if over <= 0 else pair.answered(self.appended, unfed=min(over, min(self.reads(grown)) - 1))
+            if min(reads := self.reads(grown), default=0) < 1:
+                what = "positions counted from the end (1: the last)"
+                raise ValueError(f"the outcome {self.name!r} must read {what} of problem {pair.id!r}, got {reads}")
+            return grown if over <= 0 else pair.answered(self.appended, unfed=min(over, min(reads) - 1))
         given = {"answer": pair.answer_ids, "solution": pair.solution_ids, "distractor": pair.distractor_ids}
         for what, ids in ((what, given[what]) for what in (self.appended, "distractor")):
             if len(ids) > 1 or max(ids, default=0) >= info.n_classes:

@@ -70,7 +70,7 @@ def activation_histograms(shift: ActivationShift, *, contrast: str | None = None
         above.yaxis.set_minor_formatter("")
         above.set_ylim(bottom=shares[shares > 0].min() / 2)  # an empty bin has no logarithm
     above.legend(fontsize=7)
-    where = f"MLP of layer {shift.layer} (paper: layer {shift.layer + 1})"
+    where = f"MLP of layer {shift.layer}"
     title = f"{words_of(shift, 'model', 'insertion')}\n{where}, contrast {contrast}"
     name_axes(above, y="share of activations\nper unit", title=title)
     below.stairs(here["density_change"], edges, fill=True, color="0.45", hatch="//", edgecolor="white")

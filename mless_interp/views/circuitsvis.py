@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..core.arguments import check_count, count_of
-from ..core.heads import Head, both_names
+from ..core.heads import Head
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
@@ -275,7 +275,7 @@ def attention_view(read: PairAttention, *, max_span: int | None = 1, scale: floa
         cells = np.rint(chart.values[: len(heads), *at] * 10_000).astype(int)
         numbers.append({"tokens": tokens, "marked": chart.inserted.astype(int).tolist(), "values": cells.tolist()})
     packed = _packed(json.dumps(numbers, separators=(",", ":")).encode())
-    names = [both_names(head) for head in heads]
+    names = [str(head) for head in heads]
     return View(title, body, {"heads": names, "scale": float(f"{scale:.4g}"), "colours": COLOURS, "charts": packed})
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..circuits.judge import NAMED
 from ..circuits.located import LocatedHeads
-from ..core.heads import Head, as_heads, both_names
+from ..core.heads import Head, as_heads
 from ..mechanism import Mediation
 from ..patching.knockouts import ReadEffects
 from ..runtime.columns import column_of
@@ -63,7 +63,7 @@ def forest(
     rows = []
     for head, row in zip(shown.index, shown.to_dict("records"), strict=True):
         against = " against the effect" * (row.get("sense") == "against")
-        rows.append(both_names(head) + (f"\n{row['kind']}{against}" if row.get("kind") in NAMED else ""))
+        rows.append(str(head) + (f"\n{row['kind']}{against}" if row.get("kind") in NAMED else ""))
     series = [(name, with_limits(shown, each), style) for each, name, style in measures]
     picture, axes = panel(7.2, 1.5 + (0.45 if located else 0.33) * len(rows))
     draw_forest(axes, rows, series)
@@ -121,7 +121,7 @@ def read_effects(found: ReadEffects) -> Picture:
     value, quantity = plots.chosen_column(found, table, None)
     heads = list(table.groupby("label", sort=False))
     reach = found.whole.delta / (abs(float(found.whole.median.estimate)) if value == "share" else 1)
-    titles = [f"{label} (paper: {here['paper_label'].iloc[0]})" for label, here in heads]
+    titles = [str(label) for label, _ in heads]
     picture, places = _panels(titles, sharex=True)
     for axes, (label, here) in zip(places, heads, strict=True):
         drawn = with_limits(here, value)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..circuits.head_sets import CircuitCurve, MinimalSets
 from ..core.arguments import count_of
-from ..core.heads import Head, as_heads, both_names
+from ..core.heads import Head, as_head, as_heads
 from ..patching.dose import DoseResponse
 from ..runtime.results import limits_of
 from ..scores import AttentionProfile, Curve
@@ -45,7 +45,7 @@ def profiles(
             axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
             if not aligned:
                 _shade_span(axes, profile)
-            title = "\n".join([words_of(profile, "model"), words_of(profile, "insertion"), both_names(head)])
+            title = "\n".join([words_of(profile, "model"), words_of(profile, "insertion"), str(head)])
             _label_curve(axes, title if aligned else "", "without the span" if aligned else "whole prompt")
     return picture
 
@@ -57,7 +57,7 @@ def compare_profiles(panels: Sequence[tuple[str, Head | str, Mapping[str, Attent
         for number, (name, found) in enumerate(named.items()):
             _draw_curve(axes, found.curve(head, "inserted"), name, number)
         _shade_span(axes, next(iter(named.values())))
-        _label_curve(axes, f"{title}\n{both_names(head)}", "whole prompt")
+        _label_curve(axes, f"{title}\n{as_head(head)}", "whole prompt")
     return picture
 
 
@@ -161,7 +161,7 @@ def dose_response(found: DoseResponse) -> Picture:
         words = f"mean: slope {float(slope.estimate):.3f}{limits_of(slope.low, slope.high, '.3f')}"
         axes.plot(doses, table["mean"], color="black", linestyle=dashes, marker=marker, markersize=3.5, label=words)
         axes.fill_between(doses, table["mean_ci_low"], table["mean_ci_high"], color="black", alpha=0.15, linewidth=0)
-        where = f"layer {found.layer} (paper: layer {found.layer + 1}), {title}"
+        where = f"layer {found.layer}, {title}"
         name_axes(axes, y="log odds of reading the span (nats)", title=where)
     axes, table = places[2], found.outcome_table()
     names = {"total": "total", "content": "content", "shift": "shift of positions"}
