@@ -154,8 +154,8 @@ class Confirmation(Verdicts, Result):
     within: tuple[InStratum, ...] = ()
 
     reported = tuple(
-        "label layer head claimed sense confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n removed_p "
-        "added_p exceeds_random exceeds_random_n p_specific".split()
+        "label layer head claimed sense confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n "
+        "removed_p added_p exceeds_random exceeds_random_n p_specific".split()
     )
     axes = (*Verdicts.axes, ("senses", "head"))
 

@@ -88,7 +88,9 @@ def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
     graded = np.stack([np.arange(n) < count for count in right], 1)[..., None].astype(float)
     one, texts = np.ones_like(graded), tuple(tuple(("x",) for _ in right) for _ in range(n))
     ids, decided = tuple(f"p{i}" for i in range(n)), np.full(graded.shape, "text")
-    return mi.AccuracyResults(ids, names, {"strict": graded}, one, 0 * one, one, texts, decided, settings={"reference": "insertion"})
+    return mi.AccuracyResults(
+        ids, names, {"strict": graded}, one, 0 * one, one, texts, decided, settings={"reference": "insertion"}
+    )
 
 
 def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
@@ -104,4 +106,6 @@ def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets
         assert first == told.format(*shares)
         assert ["not shown" not in each for each in second.split("; ")] == shown, second
         assert f"against the insertion {100 * (right[2] - 20) / 40:+.1f} points" in second
-    assert answers_come_back(under_four(40, 20)) == ["No head that reads is named, so none is cut off from the insertion."]
+    assert answers_come_back(under_four(40, 20)) == [
+        "No head that reads is named, so none is cut off from the insertion."
+    ]
