@@ -200,7 +200,7 @@ def says(column: pd.Series) -> bool:
     return bool((column.notna() & (column.astype(object) != "")).any())
 
 
-def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str = "") -> list[Cell]:
+def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str) -> list[Cell]:
     """Return numbers of one column and the `ends` of their intervals, with equally many decimals, signed if any is negative."""
     scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
     known = [scale * float(value) for value in (*values, *chain(*ends)) if not pd.isna(value)]
@@ -238,7 +238,7 @@ def _other(value: object) -> Cell:
 
 def _number(value: float, decimals: int, signed: bool) -> str:
     if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
+        return f"{value:.0f}".replace("inf", "∞")
     plus, step = "+" if signed else "", 10.0**-decimals
     # in a column of larger numbers: its own digits
     if decimals and value != 0 and abs(value) < (0.5 if decimals > 2 else 10) * step:
@@ -248,7 +248,7 @@ def _number(value: float, decimals: int, signed: bool) -> str:
 
 def _key(value: float | int) -> str:
     """Return a number as JavaScript's Number() reads it."""
-    return ("Infinity" if value > 0 else "-Infinity") if math.isinf(value) else f"{float(value):.9g}"
+    return f"{float(value):.9g}".replace("inf", "Infinity")
 
 
 class Table(pd.DataFrame):

@@ -99,6 +99,26 @@ def test_latent_attention_with_experts_is_counted_as_published(without_weights: 
     assert small.memory["weights"] == quantised.weights("bfloat16") and small.seconds > 0
 
 
+GB = {
+    "sweep": 1.04471,
+    "locate": 1.04471,
+    "profiles": 0.80988,
+    "mechanism": 0.808711,
+    "accuracy": 0.82221,
+    "circuit": 1.04471,
+}
+SECONDS = dict(zip(planned.COSTS, (7.6066e-4, 2.9291e-3, 7.5733e-5, 4.1653e-4, 4.448e-4, 4.5261e-3), strict=True))
+
+
+@pytest.mark.parametrize("what", planned.COSTS)
+def test_what_is_counted_for_a_gpu_elsewhere_is_what_it_was(what: str, without_weights: Path) -> None:
+    plan = mi.plan_run(str(without_weights), problems(4), FILLER, what=what, **GPU)
+    assert list(plan.parts.values()) == pytest.approx([3.0082, SECONDS[what]], rel=1e-4)
+    assert plan.peak == pytest.approx(GB[what] * 1e9, rel=1e-5) and plan.available == 72e9 and plan.tokens == (63, 75)
+    bits = {"weights": 4.9398e6, "libraries": 8e8, "loading": 0 if what in ("mechanism", "accuracy") else 4.9398e6}
+    assert {name: plan.memory[name] for name in bits} == pytest.approx(bits, rel=1e-4)
+
+
 def check(plan: mi.Plan, words: str) -> None:
     assert plan.fits and words in repr(plan) and all(spent > 0 for spent in plan.parts.values())
     assert len(repr(plan).splitlines()) <= 12

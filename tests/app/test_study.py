@@ -128,6 +128,8 @@ ROW = {"name": "slashes", "kind": "meaningless"}
         ({"modell": "demo"}, "unexpected keyword argument 'modell'"),
         ({"contrasts": ["contents"]}, "unknown contrast 'contents'; choose one of content, shift"),
         ({"outcome": "kl"}, "kl"),
+        ({"limit": 1}, "^limit must be"),
+        ({"heads": "some"}, "unknown choice of heads 'some'; choose one of none, all"),
         ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
         ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then others"),
         ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),

@@ -18,7 +18,7 @@ from small_results import KEPT, OTHERS, RESULTS, located, patched, told
 import mless_interp as mi
 from mless_interp.runtime import folders
 from mless_interp.runtime.columns import ENDS, WIDTH, Table, TextTable
-from mless_interp.runtime.results import Result, of_heads, tidy
+from mless_interp.runtime.results import Result, head_map, largest_first, of_heads, tidy
 
 EVERY = pytest.mark.parametrize("name", RESULTS)
 
@@ -229,6 +229,7 @@ def test_the_column_drawn_is_the_first_that_is_known() -> None:
     assert unknown.default_column(unknown.table()) == "median"
     assert patched(8).default_column(patched(8).table()) == "share"
     assert located().default_column(located().table()) == "removed_share"
+    assert located().default_column(pd.DataFrame({"layer": 0.0, "x": [np.nan], "y": np.nan})) == "x", "none is known"
 
 
 def test_cells_are_printed_by_the_role_of_their_column() -> None:
@@ -246,3 +247,10 @@ def test_cells_of_heads_and_tidy_rows_by_hand() -> None:
     assert of_heads(values, [mi.Head(1, 2), mi.Head(0, 1)]).tolist() == [[5.0, 1.0], [11.0, 7.0]]
     table = tidy({"problem": ("a", "b"), "n": [1, 2]}, y=np.array([[1.0, 2.0], [3.0, 4.0]]))
     assert table.to_dict("list") == {"problem": ["a", "a", "b", "b"], "n": [1, 2, 1, 2], "y": [1.0, 2.0, 3.0, 4.0]}
+    heads = pd.DataFrame({"layer": 0, "head": [0, 1, 2], "x": [-1.0, 3.0, np.nan], "none": np.nan})
+    largest = largest_first(heads, "x")
+    assert largest["head"].tolist() == [1, 0, 2] and largest.index.tolist() == [0, 1, 2]
+    drawn = head_map(heads, ["gone", "none", "x"], ["head", "gone"])
+    assert drawn is not None and (drawn.value, drawn.columns) == ("x", ["head"])
+    for other in (heads.head(1), pd.concat([heads, heads]), heads.assign(x=np.nan)):
+        assert head_map(other, ["x"], []) is None

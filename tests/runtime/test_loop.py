@@ -196,6 +196,11 @@ def test_every_part_of_a_run_keeps_a_file_of_its_own() -> None:
     assert one.beside("a", 1).checkpoint.name.startswith("x-a-")
 
 
+def test_values_of_other_problems_are_never_taken() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        run(None, lambda unit, tick: [0.0])
+
+
 def test_an_id_that_is_given_twice_is_told_first() -> None:
     with pytest.raises(ValueError, match="the problem id 'a' is given twice; the problem is the unit of replication"):
         over_problems("aba", lambda *_: pytest.fail("it began"), label="trying", settings={})
@@ -226,6 +231,9 @@ def test_what_is_missing_is_computed_by_the_whole_run(file: Path) -> None:
         run(file, compute, engine=Shard(1, 2))
     assert repr(run(file, whole)) == repr(run()) and (compute.done, whole.done) == (["b", "d"], ["a", "c", "e"])
     assert [each.name for each in parts_of(file)] == ["c.v1.1-of-2.jsonl"]
+    assert Shard.parse(" 1 / 4") == Shard(1, 4)
+    with pytest.raises(ValueError, match="cannot read '1-4' as a shard: write 0/4 to 3/4"):
+        Shard.parse("1-4")
     for index, count in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(ValueError, match="shards are numbered 0/"):
             Shard(index, count)
