@@ -655,7 +655,7 @@ def percent(x: float) -> str:
 def rate_table(rates: Table, levels: Sequence[float], sizes: Sequence[int], first: str, strength: bool) -> str:
     """Named as what it is, in per cent (the pictures have the limits). Strengths: what was measured, and named at all where
     that is more often; shares: what the formula says."""
-    head = [first, *(["median share removed"] if strength else []), *(f"n = {n}" for n in sizes)]
+    head = [first, *(["median share undone"] if strength else []), *(f"n = {n}" for n in sizes)]
     rows = []
     for level in levels:
         cells = []

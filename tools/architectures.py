@@ -43,7 +43,7 @@ def found(architecture: str, backend: str) -> tuple[str, str]:
 def reason_of(error: Exception) -> str:
     """An error's first sentence, without the folder's name."""
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
-    words = re.sub(r"'?/[^\s']*architecture-\S+?'?(?=[\s(]|$)", "it", words)
+    words = re.sub(r"'?/[^\s']*architecture-\S+?'?(?=[\s(]|$)", "the model", words)
     words = re.sub(r"""\((["'])(.*?)\1, .*\)$""", r"\2", words)  # an assertion's pair of reasons
     words = re.split(r"; (?:use|try) |\(convertible", words)[0]
     return re.sub(r"^\w+ (cannot be converted).*", r"\1", words).strip().replace("|", "\\|")

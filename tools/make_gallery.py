@@ -1,4 +1,4 @@
-"""Draw the pictures that README shows into docs/images, with the project's own functions (about four minutes).
+"""Draw the pictures that README and the pages show into docs/images, with the project's own functions (about four minutes).
 
 python tools/make_gallery.py
 """
@@ -17,7 +17,7 @@ SLASHES = mi.Insertion.meaningless(" /", n_tokens=55)
 
 
 def main() -> None:
-    """One picture each: what heads attend to, which heads carry the effect, what the answers do."""
+    """One picture each: what heads attend to, which heads carry the effect, the page of a run."""
     demo = mi.load_model("demo")
     pairs = mi.make_pairs(demo, mi.load_problems("demo", limit=64), SLASHES)
     profile = mi.attention_profile(demo, pairs[:24], progress=False)
@@ -36,9 +36,6 @@ def main() -> None:
     found = mi.locate_heads(model, mi.make_pairs(model, mi.load_problems(planted, limit=16), SLASHES), progress=False)
     mi.views.forest(found).save(IMAGES / "planted_forest.png", dpi=110)
 
-    treatments = [None, SLASHES, mi.Insertion.meaningful("he", 55), mi.Insertion.random_sentence(55)]
-    results = mi.evaluate_accuracy(demo, mi.load_problems("demo")[-500:], treatments, progress=False)
-    mi.views.accuracy_bars(results).save(IMAGES / "accuracy.png", dpi=110)
     with TemporaryDirectory() as folder:
         out = Path(folder) / "demo"
         asked = [

@@ -136,7 +136,8 @@ TASKS = {
             heads={"L0H0": "", "L1H0": ""},
             edge="L0H0 -> L1H0 kv",
             why="If several numbers differ, L1H0 attends to some of them even without its keys, so its values carry a part by "
-            "themselves; the whole effect takes both. With one number changed neither does anything by itself.",
+            "themselves; the whole effect takes both. With one number changed, neither keys nor values have an effect by "
+            "themselves.",
         ),
         Asked(
             "one number changed",
@@ -264,7 +265,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     again = [r["label"] for r in records if r["confirmed"] is not True]
     lines.append(
         table(
-            "| head | verdict | removes, adds in | share removed |",
+            "| head | verdict | undone, reproduced in | share undone |",
             [
                 (r["label"], r["kind"], f"{r['removed_k']}, {r['added_k']} of {r['n']}", percent(r, "removed_share"))
                 for r in records
@@ -282,7 +283,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     else:
         power = edges.why_none().rpartition("; ")[2]
         lines.append(f"No edge is shown to do more than the smallest effect; {power}")
-    said = [*edges.together_words(), *(f"Alone sufficient: {words}" for words in enough.together_words())]
+    said = [*edges.together_words(), *(f"Sufficient edges: {words}" for words in enough.together_words())]
     lines.append("\n".join(f"- {words}" for words in said))
     if heads:
         try:

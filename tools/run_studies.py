@@ -17,14 +17,14 @@ import mless_interp as mi
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "studies.md"
 NOT_ASKED = {
-    "paper": "Whether reasoning improves: the demo model is nearly always right, and trained to respond to slashes.",
-    "filler_after_question": "Whether filler can replace a chain of thought: no model here was trained with filler.",
-    "repeated_question": "Whether more answers are right: the demo model cannot gain.",
-    "distractors": "Sentences written to distract: questions of other problems replace them.",
-    "counting": "Whether more answers are right: the demo model cannot gain, and neither model is large or recent.",
-    "place": "Whether more answers are right, and filler that the model itself emits: this model follows no instruction.",
-    "length_alone": "Contexts of thousands of tokens: these models take 512.",
-    "repeated_tokens_and_sinks": "Which neurons create a sink, only whether a run of one token resembles "
+    "paper": "whether reasoning improves: the demo model is nearly always right, and trained to respond to slashes.",
+    "filler_after_question": "whether filler can replace a chain of thought: no model here was trained with filler.",
+    "repeated_question": "whether more answers are right: the demo model cannot gain.",
+    "distractors": "sentences written to distract: questions of other problems replace them.",
+    "counting": "whether more answers are right: the demo model cannot gain, and neither model is large or recent.",
+    "place": "whether more answers are right, and filler that the model itself emits: this model follows no instruction.",
+    "length_alone": "contexts of thousands of tokens: these models take 512.",
+    "repeated_tokens_and_sinks": "which neurons create a sink, only whether a run of one token resembles "
     "the prompt's first token.",
 }
 """The studies in their order, and the part of their claims that these two models cannot test."""

@@ -136,7 +136,7 @@ for name in ("base", "gap", "masked", "inserted", "held"):
     logits[name] = torch.log_softmax(run.logits[0, -1].double(), -1)
 for first, second, why in (
     ("gap", "masked", "an identity"),
-    ("base", "gap", "the shift of positions alone"),
+    ("base", "gap", "only the shift of positions"),
     ("masked", "inserted", "reading the slashes"),
 ):
     print(f"{first} -> {second}: largest difference {(logits[first] - logits[second]).abs().max():.1e} nats ({why})")

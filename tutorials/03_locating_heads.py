@@ -29,7 +29,7 @@ pairs, fresh = everything[:24], everything[24:]  # the second half is for later
 model
 
 # %% [markdown]
-# The weights of this model are set in code. Two heads **read** the slashes and write what they saw. A third, one layer
+# The weights of this model are set in code. Two heads **read** the slashes and write what they read. A third, one layer
 # later, **mediates**: it never attends to a slash but passes on what the readers wrote. Three **decoys** mislead:
 # *silent* attends to the slashes and writes nothing, *unread* attends and writes where nothing reads, *avoids* writes
 # much and looks elsewhere. Their attention:
@@ -53,8 +53,8 @@ patches = mi.patch_heads(model, pairs, contrast="content", direction="denoising"
 mi.views.head_map(patches)
 
 # %% [markdown]
-# Every cell is *exact*: it equals one whole forward pass with that edit. The readers and the mediator stand out, the
-# decoys do not. Strokes mark heads that do more than 5 % of the effect in most problems.
+# Every cell is *exact*: it equals one whole forward pass with that edit. The readers and the mediator have large effects,
+# the decoys do not. Strokes mark heads that do more than 5 % of the effect in most problems.
 #
 # A **knockout** hides the slashes from one head and so distinguishes readers from mediators. The knockout removes only
 # the head's own reading; the z patch removes the head's whole response. The difference is the part that the head passes

@@ -46,15 +46,15 @@ class Kind:
 
 _KINDS = """
     reader | R | both | reads | reads the span by itself, and what it reads carries the effect
-    conditional reader | CR | both | reads mediates | its sight is needed, and suffices only with what upstream heads do (AND)
+    conditional reader | CR | both | reads mediates | its attention to the span is needed, enough only with upstream heads (AND)
     mediator | M | both | mediates | passes on what upstream heads read
     reader+mediator | RM | both | reads mediates | reads the span, and passes on what upstream heads read
     carrier | C | both | | carries the effect; whether by reading or passing on is not resolved
-    necessary reader | nR | removed | reads | its sight of the span is needed; that it suffices is not shown
+    necessary reader | nR | removed | reads | its attention to the span is needed; that it suffices is not shown
     necessary mediator | nM | removed | mediates | what it passes on is needed; that it suffices is not shown
     necessary reader+mediator | nRM | removed | reads mediates | both are needed; that they suffice is not shown
     necessary only | n | removed | | needed; that it suffices is not shown, nor how it acts
-    redundant reader | rR | added | reads | its sight of the span suffices; that it is needed is not shown
+    redundant reader | rR | added | reads | its attention to the span suffices; that it is needed is not shown
     redundant mediator | rM | added | mediates | what it passes on suffices; that it is needed is not shown
     redundant reader+mediator | rRM | added | reads mediates | both suffice; that they are needed is not shown
     sufficient only | s | added | | suffices; that it is needed is not shown, nor how it acts

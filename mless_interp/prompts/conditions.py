@@ -94,12 +94,12 @@ CONDITIONS = {
     for number, (name, prompt, positions, title, says) in enumerate(
         _rows("""
 base| base| base| without insertion| the prompt without insertion
-inserted| inserted| inserted| with insertion| the prompt with it
-gap| base| inserted| without, positions as with it| without it, but the question keeps the position ids that it has with it
-masked| inserted| inserted| with, but hidden| with it, but no token outside the span can see the span
-held| inserted| base| with, positions as without it| with it, but the question keeps the position ids that it has without it
-blind| inserted| inserted| with, but it cannot see the question| with it, but the span cannot see the question or what follows
-apart| inserted| inserted| with, but its tokens cannot see one another| with it, but the span's rows may not see the span
+inserted| inserted| inserted| with insertion| the prompt with the insertion
+gap| base| inserted| without, positions as with it| without the insertion, but with the question's position ids as with it
+masked| inserted| inserted| with, but hidden| with the insertion, but no token outside the span can see the span
+held| inserted| base| with, positions as without it| with the insertion, but with the question's position ids as without it
+blind| inserted| inserted| with, but it cannot see the question| the span cannot see the question or what follows
+apart| inserted| inserted| with, but its tokens cannot see one another| the span's tokens cannot see one another
 clean| clean| inserted| with other tokens| another prompt of equal length, from `pairs_from_ids(clean=...)`
     """)
     )
@@ -185,7 +185,7 @@ held     | base   | held     | after  | the span can be read; the question keeps
 presence | masked | blind    | after  | the span can be read, but has not read the question
 computed | blind  | inserted | span   | the span has read the question; all tokens can read the span in both
 inside   | apart  | inserted | span   | the span's rows can read the span; all other tokens can in both
-replaced | clean  | inserted | tokens | some tokens are others; length and positions are the same
+replaced | clean  | inserted | tokens | some tokens differ; length and positions are the same
     """)
 }
 
