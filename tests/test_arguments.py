@@ -162,7 +162,7 @@ FITS = [
     (float, np.float64(0.5), 0.5),
     (bool, np.array(True), True),
     (str | Path | None, Path("a"), Path("a")),
-    (Iterable[int], iter([1, np.int64(2)]), (1, 2)),
+    (Iterable[int], np.arange(1, 3), (1, 2)),
     (tuple[int, ...], [1], (1,)),
     (tuple[int, str], (1, "a"), (1, "a")),
     (Mapping[mi.Head, float], {"L0H1": 1}, {mi.Head(0, 1): 1}),
