@@ -8,7 +8,7 @@ import pytest
 
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
-from mless_interp.prompts.problems import Problem, load_problems
+from mless_interp.prompts.problems import load_problems
 
 REAL = ("qwen2_5", "llama3_1", "gemma3")
 EACH_REAL = (*REAL[:2], pytest.param("gemma3", marks=pytest.mark.slow))  # reading its vocabulary takes seconds
@@ -23,11 +23,6 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 @lru_cache
-def read_problems(path: Path) -> tuple[Problem, ...]:
-    return load_problems(path)
-
-
-@lru_cache
 def slash_pairs(folder: Path, problems: Path, template: str) -> tuple[PromptPair, ...]:
     """Every problem with and without 55 slashes before the question."""
-    return make_pairs(read_tokenizer(folder), read_problems(problems), SLASHES, template=template)
+    return make_pairs(read_tokenizer(folder), load_problems(problems), SLASHES, template=template)

@@ -72,6 +72,7 @@ class FakeVllm:
 
     def __init__(self, folder: Path, answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._given = folder / "given.jsonl"
+        self._given.touch()
         (folder / "vllm.py").write_text(MODULE)
         (folder / "vllm-0.33.0.dist-info").mkdir(exist_ok=True)
         (folder / "vllm-0.33.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.33.0\n")
@@ -81,7 +82,5 @@ class FakeVllm:
 
     def given(self, what: str) -> Sequence[Any]:
         """What it was given of one kind: "llm", "prompt" or "parameters"."""
-        if not self._given.exists():
-            return []
         lines = map(json.loads, self._given.read_text().splitlines())
         return [line[what] for line in lines if what in line]

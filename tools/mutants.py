@@ -63,6 +63,17 @@ WORDS = (
     "what_does_not_fit_is_said_in_words",
     "names_counts_and_lists_by_hand",
 )
+_OF_ENGINES = (
+    "test_a_batched_knockout_is_that_of_whole_passes[bridge eager-llama]",
+    "test_a_batched_knockout_is_that_of_whole_passes[nnsight sdpa-gemma3]",
+    "test_a_batched_knockout_is_that_of_whole_passes[hooked_transformer-qwen2]",
+    "test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step[bridge eager-qwen2-False]",
+    "test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step[hooked_transformer-gemma3-True]",
+    "test_a_shared_beginning_is_computed_once_and_changes_nothing[bridge eager-knockout1]",
+    "test_rows_of_padding_stay_finite_in_every_dtype[bridge-eager-float64]",
+    "test_no_hook_stays_behind_an_error[bridge]",
+)
+
 ROOMS = {
     "core": Room(
         ("mless_interp/core/*.py",),
@@ -113,6 +124,24 @@ ROOMS = {
     "grading": Room(
         tuple(f"mless_interp/answers/{name}.py" for name in ("compare", "equivalence", "graders", "latex")),
         ("tests/answers/test_graders.py", "tests/answers/test_spelling.py"),
+    ),
+    "answers": Room(  # the rest of it, but what runs in vLLM's environment; of tests of whole models one of a kind
+        tuple(
+            f"mless_interp/answers/{name}.py"
+            for name in ("decoding", "engines", "evaluate", "results", "treatments", "vllm")
+        ),
+        (
+            *(f"tests/answers/test_{name}.py" for name in ("decoding", "evaluate", "results")),
+            *(f"tests/answers/test_generation.py::{name}" for name in _OF_ENGINES),
+            *(
+                f"{LAWS}::test_it_tells_what_it_told[{name}]"
+                for name in ("AccuracyResults", "Comparison", "Comparisons")
+            ),
+        ),
+    ),
+    "paper": Room(
+        ("mless_interp/paper/*.py",),
+        ("tests/paper", *(f"{LAWS}::test_it_tells_what_it_told[{name}]" for name in ("ClaimChecks", "Enrichment"))),
     ),
     "damaged files": Room(
         tuple(f"mless_interp/runtime/{name}.py" for name in ("checkpoint", "folders", "store")),

@@ -263,7 +263,7 @@ def _is_relation(text: str) -> bool:
 
 
 def _by_math_verify(answer: str, gold: str) -> Equality:
-    """Decimals go as fractions, so that nothing is rounded; what it would misread is not asked (`7 8`, unclosed braces)."""
+    """Ask math-verify, decimals as fractions, which are exact; but not what it would misread (`7 8`, unclosed braces)."""
     first, second = (_exact(latex.without_text(text)) for text in (answer, gold))
     if first is None or second is None or ("=" in first) != ("=" in second):
         return Equality(False, "text")

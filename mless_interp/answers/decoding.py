@@ -76,7 +76,7 @@ class Decoding:
 
 
 def decoding_for(model: Model, *, knockout: Iterable[Head | str] = (), **options: Any) -> Decoding:
-    """`Decoding` for this model, its stop ids found and everything checked."""
+    """Return `Decoding` for this model, its stop ids found and everything checked."""
     knocked = check_heads(knockout, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     decoding = Decoding(stop_ids=stop_ids_of(model), knockout=knocked, **options)
     model.need_tokenizer("generating text")
@@ -271,7 +271,7 @@ def complete_all(
     on_finished: Callable[[dict[str, Completion]], None],
     skip: Container[str] = frozenset(),
 ) -> dict[str, Completion]:
-    """The completions of checked requests, by key; keys of `skip` are not made again, batches are cut as if they were."""
+    """Complete checked requests, by key; keys of `skip` are not made again, batches are cut as if they were."""
     ordered = sorted(requests, key=lambda request: len(request.prompt))
     size = batch_size or engine.rows_at_once
     if size is None:

@@ -37,7 +37,7 @@ ENGINES = ("auto", "hugging_face", "forward", "vllm")
 
 
 def engine_for(model: Model, name: str | Vllm) -> CompletionEngine:
-    """The engine of that name for this model; "auto" takes Hugging Face's where the model has one that agrees with it."""
+    """Return the engine of that name; "auto" takes Hugging Face's where the model has one that agrees with it."""
     if isinstance(name, Vllm) or one_of(name, ENGINES, "engine") == "vllm":
         return VllmEngine(model, name if isinstance(name, Vllm) else None)
     if name == "forward" or (name == "auto" and model.hf_model is None):
@@ -136,7 +136,7 @@ class HuggingFaceEngine(CompletionEngine):
             )
 
     def _prefix_cache(self, rows: list[Row], shared: int, decoding: Decoding) -> object:
-        """Keys and values of the tokens that all rows begin with, computed once and repeated for each row."""
+        """Return keys and values of the tokens that all rows begin with, computed once and repeated for each row."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.module.config.get_text_config())
@@ -191,7 +191,7 @@ class _Stops:
 
 @contextmanager
 def _generation_config(module: Foreign, config: object) -> Iterator[None]:
-    """The module's own generation config (whose penalties would be mixed in) is put aside."""
+    """Put the module's own generation config (whose penalties would be mixed in) aside."""
     before = getattr(module, "generation_config", None)
     module.generation_config = config
     try:
@@ -201,7 +201,7 @@ def _generation_config(module: Foreign, config: object) -> Iterator[None]:
 
 
 def _pad_id(model: Model, decoding: Decoding, taken: set[int]) -> int:
-    """Any id will do, as padding is masked; one that ends no prompt, or `generate` would suspect right padding."""
+    """Return an id for padding, which is masked: one that ends no prompt, or `generate` would suspect right padding."""
     own = getattr(model.tokenizer, "pad_token_id", None)
     candidates = (own, *sorted(decoding.stop_ids), *range(model.info.d_vocab))
     return next((token for token in candidates if token is not None and token not in taken), 0)

@@ -123,7 +123,7 @@ def grade_paper(completion: str, gold: str) -> bool:
 
 
 def _papers_box(text: str) -> str | None:
-    """MATH's rule: from the last `\\boxed`, braces are counted up to the first balance, escaped ones too."""
+    """Apply MATH's rule: from the last `\\boxed`, braces are counted up to the first balance, escaped ones too."""
     opening = "\\boxed{" if "\\boxed" in text else "\\fbox{"
     box, depth = text[text.rfind(opening[:-1]) :] if opening[:-1] in text else "", 0
     for brace in re.finditer("[{}]", box):

@@ -204,8 +204,8 @@ class AccuracyResults(Result):
         n_samples: int = 1,
         **fields: Any,
     ) -> "AccuracyResults":
-        """Results from finished answers in any order, one mapping each with problem, treatment, sample, completion, decided and
-        `NUMBERS`; the others count as not run. `fields`: golds, groups, settings, seed."""
+        """Make results from finished answers in any order, one mapping each with problem, treatment, sample, completion,
+        decided and `NUMBERS`; the others count as not run. `fields`: golds, groups, settings, seed."""
         shape = (len(problem_ids), len(treatments), n_samples)
         numbers: Arguments = {name: np.full(shape, np.nan) for name in NUMBERS}
         texts, decided = np.full(shape, None, dtype=object), np.full(shape, "", dtype="<U16")
@@ -226,11 +226,6 @@ class AccuracyResults(Result):
         )
 
     @property
-    def graders(self) -> tuple[str, ...]:
-        """Who graded, the strict one first."""
-        return tuple(name for name in GRADERS if name in self.correct)
-
-    @property
     def n_samples(self) -> int:
         """Answers per problem and treatment."""
         return self.n_tokens.shape[2]
@@ -240,7 +235,7 @@ class AccuracyResults(Result):
         return statistics.defined_mean(self._graded(grader), axis=2)
 
     def accuracy(self, *, grader: str = "strict") -> statistics.Interval:
-        """Accuracy of each treatment with its interval: Wilson's with one sample per problem, else that of the mean."""
+        """Return accuracy of each treatment with its interval: Wilson's with one sample per problem, else that of the mean."""
         shares = self.by_group(self.share_right(grader=grader))
         done = ~np.isnan(shares)
         n, right = done.sum(0), np.where(done, shares, 0.0).sum(0)
@@ -266,7 +261,7 @@ class AccuracyResults(Result):
         return statistics.by_group(values, self.groups, mean=True)
 
     def pass_at(self, k: int, *, grader: str = "strict") -> np.ndarray:
-        """Unbiased pass@k of each treatment (Chen et al. 2021), over the problems with at least k samples; NaN without."""
+        """Return unbiased pass@k of each treatment (Chen et al. 2021), over problems with at least k samples, else NaN."""
         graded = self._graded(grader)
         done = ~np.isnan(graded)
         n, right = done.sum(2), np.where(done, graded, 0.0).sum(2).astype(int)
@@ -277,12 +272,12 @@ class AccuracyResults(Result):
         return statistics.defined_mean(self.by_group(found))
 
     def table(self) -> pd.DataFrame:
-        """One row per treatment: `accuracy` with its limits, of `n` problems, strictly graded, and as each other grader says;
-        `pass_at_k` of all k samples, where there are several; shares, tokens, answers not run."""
+        """Return one row per treatment: `accuracy` with its limits, of `n` problems, strictly graded, and as each other grader
+        says; `pass_at_k` of all k samples, where there are several; shares, tokens, answers not run."""
         strict = self.accuracy()
         columns: dict[str, object] = {"treatment": list(self.treatments), **interval_columns("accuracy", strict)}
         columns["n"] = strict.n
-        for grader in self.graders[1:]:
+        for grader in GRADERS[1:]:
             columns |= interval_columns(grader, self.accuracy(grader=grader))
         if self.n_samples > 1:
             columns[f"pass_at_{self.n_samples}"] = self.pass_at(self.n_samples)
@@ -295,13 +290,10 @@ class AccuracyResults(Result):
         return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, treatment and sample: grades, boxed, cut_off, n_tokens, decided, completion, gold."""
+        """Return a row per problem, treatment and sample: grades, boxed, cut_off, n_tokens, decided, completion, gold."""
         axes = {"problem": self.problem_ids, "treatment": self.treatments, "sample": range(self.n_samples)}
-        more = ("boxed", "cut_off", "n_tokens", "decided")
-        values = {grader: self.correct[grader] for grader in self.graders} | {
-            name: getattr(self, name) for name in more
-        }
-        table = tidy(axes, **values)
+        more = {name: getattr(self, name) for name in ("boxed", "cut_off", "n_tokens", "decided")}
+        table = tidy(axes, **{grader: self.correct[grader] for grader in GRADERS}, **more)
         table["completion"] = [text for problem in self.completions for samples in problem for text in samples]
         if self.golds:
             table["gold"] = np.repeat(self.golds, len(table) // len(self.golds))
@@ -416,12 +408,12 @@ class AccuracyResults(Result):
         return self.correct[grader]
 
     def _per_treatment(self, values: np.ndarray) -> np.ndarray:
-        """Mean over samples, then over groups' problems, then over groups."""
+        """Take the mean over samples, then over groups' problems, then over groups."""
         return statistics.defined_mean(self.by_group(statistics.defined_mean(values, axis=2)))
 
 
 def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> statistics.Interval:
-    """The mean change with its interval: it holds 0 where the test does not reject, and is exact where nothing changes."""
+    """Return the mean change, its interval holding 0 where the test does not reject, and exact where nothing changes."""
     n = len(change)
     if not n:
         return statistics.one_problem(np.asarray(np.nan), confidence=confidence)

@@ -43,7 +43,7 @@ class Treatment:
         return " + ".join(parts) or "none"
 
     def record(self) -> dict[str, object]:
-        """Everything that identifies the treatment, ready for JSON."""
+        """Return everything that identifies the treatment, ready for JSON."""
         parts = {"insertion": self.insertion, "arm": self.arm}
         found: dict[str, object] = {name: part and dataclasses.asdict(part) for name, part in parts.items()}
         return found | {"knockout": [str(head) for head in self.knockout]}
@@ -65,7 +65,7 @@ def as_treatment(thing: object) -> Treatment:
 
 
 def as_treatments(things: object) -> tuple[Treatment, ...]:
-    """Treatments with different names, at least one; `things` is one of what `as_treatment` takes, or several."""
+    """Return treatments with different names, at least one; `things` is one of what `as_treatment` takes, or several."""
     found = tuple(map(as_treatment, things if isinstance(things, Iterable) else [things]))
     if not found:
         raise ValueError("there are no treatments; [None] answers the plain problems")

@@ -69,7 +69,7 @@ def span_from_others(prompt: Prompt) -> Hidden:
 
 
 def question_from_span(prompt: Prompt) -> Hidden:
-    """The question's keys, and those of what is not inserted behind it (it has read the question), hidden from the span."""
+    """Return the question's keys, and those behind it (which have read it) that are not inserted, hidden from the span."""
     span, behind = prompt.mask("inserted"), prompt.mask("question").cumsum(0) > 0
     return Hidden(span & behind, ~span & behind)
 
@@ -148,7 +148,7 @@ class Contrast:
         return any(condition.reads_span for condition in self.conditions)
 
     def cut(self, prompt: Prompt) -> Hidden:
-        """What the clean run may not see and the corrupted one may: a head is knocked out by hiding it from this head alone.
+        """Return what the clean run may not see and the corrupted one may: hiding it from one head alone knocks that out.
 
         `ValueError` where that is not all that differs.
         """

@@ -95,8 +95,8 @@ class Insertion:
     def random_sentence(
         cls, n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Unpack[Place]
     ) -> "Insertion":
-        """A bag of common English words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number;
-        where the tokenizer knows none of them, its own ordinary tokens. Sentences by somebody are `other_questions`."""
+        """Return a bag of common English words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw
+        number; where the tokenizer knows none of them, its own ordinary tokens. Sentences by somebody are `other_questions`."""
         return cls("random_sentence", "", n_tokens, seed=seed, draw=draw, **place)
 
     @classmethod
@@ -104,7 +104,7 @@ class Insertion:
     def other_questions(
         cls, problems: Iterable[Problem], n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Unpack[Place]
     ) -> "Insertion":
-        """Questions of other problems, drawn by seed, problem id and draw number and cut to exactly `n_tokens` tokens: a
+        """Return questions of other problems, drawn by seed, problem id and draw number and cut to exactly `n_tokens` tokens: a
         control for "any text", not for "no meaning"."""
         pool = tuple((problem.id, problem.question.strip()) for problem in problems)
         if len({question for _, question in pool}) < 2:
@@ -120,7 +120,7 @@ class Insertion:
     @classmethod
     @checked
     def text(cls, text: str, **place: Unpack[Place]) -> "Insertion":
-        """Any text once, as it is."""
+        """Return any text once, as it is."""
         return cls("text", text, None, **place)
 
     @classmethod
@@ -132,8 +132,8 @@ class Insertion:
     @classmethod
     @checked
     def counting(cls, n_tokens: int = 55, **place: Unpack[Place]) -> "Insertion":
-        """Numbers counted up from one (" 1 2 3 ..."), cut after exactly `n_tokens` tokens (the last may lack digits), as in
-        replications of Pfau et al. 2024 (arXiv 2404.15758)."""
+        """Return numbers counted up from one (" 1 2 3 ..."), cut after exactly `n_tokens` tokens (the last may lack digits), as
+        in replications of Pfau et al. 2024 (arXiv 2404.15758)."""
         return cls("counting", "", n_tokens, **place)
 
     @classmethod
@@ -149,7 +149,7 @@ class Insertion:
     @classmethod
     @checked
     def ids(cls, token_ids: Iterable[int], n_tokens: int | None = None, **place: Unpack[Place]) -> "Insertion":
-        """These token ids as they are (glitch tokens, special tokens): once, or again and again until there are `n_tokens`."""
+        """Return token ids as they are (glitch tokens, special tokens): once, or as often as it takes to be `n_tokens`."""
         return cls("ids", "", n_tokens, token_ids=tuple(token_ids), **place)
 
     @classmethod
@@ -219,7 +219,7 @@ class Insertion:
     @property
     def repeats(self) -> bool:
         """Whether it is one unit of text again and again."""
-        return KINDS[self.kind].ids is _repeated
+        return KINDS[self.kind].ids is _repeated and self.n_tokens is not None
 
     def span(self, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
         """Return the token ids that this insertion puts into this problem's prompt; its id is enough for most kinds.
@@ -229,7 +229,7 @@ class Insertion:
         return KINDS[self.kind].ids(self, tokenizer, problem)
 
     def other_repeats(self, tokenizer: Tokenizer, n: int = 20, *, seed: int = 0) -> tuple["Insertion", ...]:
-        """`n` other units of as many tokens, drawn from the vocabulary, each repeated in this unit's place: its null."""
+        """Draw `n` other units of as many tokens from the vocabulary, each repeated in this unit's place: its null."""
         if not self.repeats:
             raise ValueError(f"{self.label} repeats no unit, so other repeated tokens are no null of it")
         unit = _encoded(tokenizer, self.unit)
@@ -272,7 +272,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _encodable_words(tokenizer: Tokenizer) -> dict[int, list[tuple[int, ...]]]:
-    """Token count -> the encodings of all common words of that many tokens that this tokenizer knows."""
+    """Map each token count to the encodings of all common words of that many tokens that this tokenizer knows."""
     by_size: dict[int, list[tuple[int, ...]]] = {}
     for word in COMMON_WORDS.read_text(encoding="utf-8").split():
         ids = encode_within(tokenizer, " " + word)
@@ -337,7 +337,9 @@ def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return ids
 
 
-def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
+def _filled(ids: tuple[int, ...], n_tokens: int | None, unit: str) -> tuple[int, ...]:
+    if n_tokens is None:
+        return ids
     if n_tokens % len(ids):
         fewer = f"{n_tokens - n_tokens % len(ids)} or " * (n_tokens > len(ids))
         raise ValueError(
@@ -348,11 +350,7 @@ def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
 
 
 def _repeated(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
-    return _filled(_encoded(tokenizer, insertion.unit), insertion.length, repr(insertion.unit))
-
-
-def _once(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
-    return _encoded(tokenizer, insertion.unit)
+    return _filled(_encoded(tokenizer, insertion.unit), insertion.n_tokens, repr(insertion.unit))
 
 
 def _bos(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
@@ -374,21 +372,21 @@ PAUSE = ("<pause>", "<|pause|>", "[PAUSE]")
 
 @lru_cache(maxsize=8)
 def _pauses(tokenizer: Tokenizer, n_tokens: int) -> dict[str, int]:
-    """The tokens to pause with, those named pause first, then the reserved ones; `n_tokens` as there may be given more."""
+    """Find the tokens to pause with, those named pause first, then the reserved ones; `n_tokens` as there may be given more."""
     vocabulary = tokenizer.get_vocab()
     reserved = sorted(filter(RESERVED.fullmatch, vocabulary), key=vocabulary.__getitem__)
     return {name: vocabulary[name] for name in (*PAUSE, *reserved) if name in vocabulary}
 
 
 def _pause(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
-    known = _pauses(tokenizer, len(tokenizer))
-    name = insertion.unit or next(iter(known), None)
+    pauses = _pauses(tokenizer, len(tokenizer))
+    name = insertion.unit or next(iter(pauses), None)
     if name is None:
         raise ValueError(
             "this tokenizer has no reserved token to pause with, and none is added: name a token of its own (token='...'), or "
             f"insert a row that the model has and its tokenizer leaves unused: Insertion.ids([{len(tokenizer)}], n_tokens)"
         )
-    known |= {token.content: at for at, token in tokenizer.added_tokens_decoder.items()}
+    known = pauses | {token.content: at for at, token in tokenizer.added_tokens_decoder.items()}
     if name not in known:
         raise ValueError(
             f"{name!r} is no reserved token of this tokenizer to pause with: leave it out for a reserved one, or insert it as "
@@ -398,8 +396,7 @@ def _pause(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -
 
 
 def _given_ids(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
-    ids, n_tokens = insertion.token_ids, insertion.n_tokens
-    return ids if n_tokens is None else _filled(ids, n_tokens, "of ids")
+    return _filled(insertion.token_ids, insertion.n_tokens, "of ids")
 
 
 def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
@@ -448,6 +445,6 @@ KINDS: dict[str, Kind] = {
     "pause": Kind("pause", _pause, "token"),
     "repeated_bos": Kind("repeated_bos", _bos),
     "ids": Kind("ids", _given_ids, "token_ids", _whole_numbers, counted=False),
-    "text": Kind("text", _once, "text", counted=False, own_length=True),
+    "text": Kind("text", _repeated, "text", counted=False, own_length=True),
 }
 """Every kind of insertion by name; each has a constructor of that name in `Insertion`."""

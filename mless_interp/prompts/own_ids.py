@@ -115,7 +115,7 @@ def _pair(given: Mapping[str, Any], known: Mapping[int, str]) -> PromptPair:
 
 
 def _ids(given: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """Token ids as a tuple, one alone too; () where a distractor or a clean prompt was not given."""
+    """Return token ids as a tuple, one alone too; () where a distractor or a clean prompt was not given."""
     if given.get(key) is None and key in ("distractor", "clean"):
         return ()
     found = np.atleast_1d(given[key].tolist() if hasattr(given[key], "tolist") else given[key])
@@ -125,7 +125,7 @@ def _ids(given: Mapping[str, Any], key: str) -> tuple[int, ...]:
 
 
 def _range(span: Any) -> tuple[int, int] | None:
-    """(first, one past the last) position; None where it is not one range of positions."""
+    """Return (first, one past the last) position; None where it is not one range of positions."""
     span = (span.start, span.stop) if isinstance(span, range) else span
     found = span.tolist() if hasattr(span, "tolist") else span
     if isinstance(found, Sequence) and len(found) == 2 and all(isinstance(end, Integral) for end in found):

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -82,10 +81,9 @@ class PromptPair:
     def __post_init__(self) -> None:
         rest, base = without_span(self.inserted), list(zip(self.base.ids, self.base.segments, strict=True))
         if not self.boundary_merge and (rest != base or not rest):
-            at = next((at for at, (x, y) in enumerate(zip_longest(rest, base)) if x != y), 0)
             raise ValueError(
                 f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt, in tokens and "
-                f"segments; they first differ at clean position {at}. Insert token ids with `Insertion`"
+                f"segments; they first differ at clean position {_n_equal(rest, base)}. Insert token ids with `Insertion`"
             )
 
     @property
@@ -176,7 +174,7 @@ class PromptPair:
         return len(self.inserted) - self.span[1]
 
     def need_span(self, what: str) -> None:
-        """`ValueError` unless there is a span, which `what` is not defined without."""
+        """Raise `ValueError` unless there is a span, which `what` is not defined without."""
         if not self.spans and not self.boundary_merge:
             remedy = "use contrast='replaced', or give pairs_from_ids a span"
             raise ValueError(f"pair {self.id!r} has no span, so {what} is not defined: {remedy}")
@@ -189,7 +187,7 @@ class PromptPair:
         return self.span
 
     def record(self) -> dict[str, object]:
-        """Everything that identifies this pair's prompts, ready for JSON."""
+        """Return everything that identifies this pair's prompts, ready for JSON."""
         found: dict[str, object] = {"problem": self.id, "insertion": self.insertion.label}
         found |= {"template": self.base.template, "bos_added": self.base.bos_added}
         found |= {name: getattr(self, name) for name in ("span", "sink_moved", "answer_prefix_ids", "answer_ids")}
@@ -219,7 +217,7 @@ class PromptPair:
         return Inputs(self.inserted.tokens, positions, self._mask(chosen))
 
     def side_by_side(self, names: Sequence[str], *, held_positions: str = "first") -> Inputs:
-        """Conditions as rows of one batch, all of the inserted prompt's length, each with its own mask and positions.
+        """Return conditions as rows of one batch, all of the inserted prompt's length, each with its own mask and positions.
 
         One without the span is run with the span hidden from all other rows, which gives the tokens of both prompts the
         activations that they have in the shorter prompt at the same positions (methods §2).
@@ -237,7 +235,7 @@ class PromptPair:
         )
 
     def held_positions(self, where: str = "first") -> Tensor:
-        """Position ids `[1, token]` of the inserted prompt at which the tokens of both prompts stay where they were."""
+        """Return position ids `[1, token]` of the inserted prompt at which the tokens of both prompts stay where they were."""
         one_of(where, HELD_POSITIONS, "held_positions")
         positions = (~self.span_mask).cumsum(0).double() - (~self.span_mask).double()  # base tokens before each token
         if where == "first":
@@ -257,8 +255,8 @@ class PromptPair:
         return [self.id, *self.span, self.n_answer, key_of(ids), *blocks]
 
     def answered(self, which: Literal["answer", "solution"] = "answer", *, unfed: int = 0) -> "PromptPair":
-        """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both, without its
-        last `unfed` tokens; `ValueError` if it encodes to no tokens."""
+        """Return this pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both,
+        without its last `unfed` tokens; `ValueError` if it encodes to no tokens."""
         if self.boundary_merge or self.n_answer:
             why = 'has merged borders: use template="raw"' if self.boundary_merge else "already ends with its answer"
             raise ValueError(f"pair {self.id!r} {why}")
@@ -277,8 +275,8 @@ class PromptPair:
 
 @checked
 def insert_tokens(prompt: Prompt, at: int | Sequence[int], span_ids: Sequence[int]) -> Prompt:
-    """The prompt with `span_ids` inserted at token index `at`; at several indices, in equal blocks (the first ones one longer
-    where that does not divide)."""
+    """Return the prompt with `span_ids` inserted at token index `at`; at several indices, in equal blocks (the first ones one
+    longer where that does not divide)."""
     places = (at,) if isinstance(at, int) else tuple(at)
     if list(places) != sorted(set(places)) or not 0 <= places[0] <= places[-1] <= len(prompt):
         raise ValueError(
@@ -316,8 +314,8 @@ def digest_of(pairs: Iterable[PromptPair]) -> str:
 
 
 def own_pairs(model: Model, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
-    """The pairs; `ValueError` where they were made for another tokenizer, in which their ids are other tokens than here, or
-    hold ids that this model has not."""
+    """Return the pairs; `ValueError` where they were made for another tokenizer, in which their ids are other tokens than here,
+    or hold ids that this model has not."""
     found = tuple(pairs)
     for pair in found:
         if pair.given:
@@ -338,7 +336,7 @@ def own_pairs(model: Model, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ..
 
 
 def check_fits(info: ModelInfo, pair: PromptPair) -> None:
-    """`ValueError` unless a model has a pair's token ids, and a context that holds it with all but the answer's last token."""
+    """Raise `ValueError` unless a model has a pair's ids, and a context that holds it without the answer's last token."""
     prompts = pair.inserted.ids + (pair.clean.ids if pair.clean else ())
     answers = () if info.n_classes is not None else pair.answer_ids + pair.distractor_ids
     highest = max(prompts + pair.answer_prefix_ids + answers)
@@ -357,7 +355,7 @@ def check_fits(info: ModelInfo, pair: PromptPair) -> None:
 
 
 def check_length(insertion: Insertion, context: int | None, name: str) -> None:
-    """`ValueError` for more tokens than a model's context holds (None: unknown), before that many are made."""
+    """Raise `ValueError` for more tokens than a model's context holds (None: unknown), before that many are made."""
     if context is not None and (insertion.n_tokens or 0) > context:
         told = f"{insertion.n_tokens} tokens to insert do not fit {name}, which has a context of {context}"
         raise ValueError(f"{told}: insert fewer tokens")
@@ -371,7 +369,7 @@ def over_pairs(
     prompts: Sequence[object] | None = None,
     **options: Any,
 ) -> list[Any]:
-    """`over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
+    """Run `over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
 
     def in_turn(unit: Unit, tick: Tick) -> Sequence[object]:
         with model.turn(of_passes=False):  # as the model's identity says, also what is made of its passes
@@ -382,7 +380,7 @@ def over_pairs(
 
 
 def pairs_like(model: object, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
-    """The same problems with another insertion in the same place, in each as long as its own where their lengths differ."""
+    """Make the same problems' pairs with another insertion there, as long as each one's own where their lengths differ."""
     placed = insertion.placed_as(pairs[0].insertion)
     several = placed.n_tokens is not None and len({pair.n_inserted for pair in pairs}) > 1
     fits = (replace(placed, n_tokens=pair.n_inserted) if several else placed for pair in pairs)
@@ -417,7 +415,7 @@ def make_pairs(
 def pairs_of_any(
     model: object, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
 ) -> tuple[PromptPair, ...]:
-    """`make_pairs` of whatever the tokenizer makes of the problems' words, for what holds for any tokens."""
+    """Run `make_pairs` of whatever the tokenizer makes of the problems' words, for what holds for any tokens."""
     tokenizer, info, made = tokenizer_of(model), getattr(model, "info", None), template_named(template)
     if info is not None:
         check_length(insertion, info.context_length, info.name)
@@ -481,7 +479,7 @@ def _as_text(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, templ
     return in_one_piece(tokenizer, problem, template, filler)
 
 
-def _n_equal(first: Sequence[int], second: Sequence[int]) -> int:
+def _n_equal(first: Sequence[object], second: Sequence[object]) -> int:
     """Return how many tokens two sequences begin with in common."""
     both = enumerate(zip(first, second, strict=False))
     return next((at for at, (x, y) in both if x != y), min(len(first), len(second)))

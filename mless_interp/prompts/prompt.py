@@ -52,7 +52,7 @@ class Prompt:
         return torch.tensor([self.ids])
 
     def mask(self, *names: str) -> Tensor:
-        """Boolean `[token]`: True where the token's segment is one of `names`."""
+        """Return boolean `[token]`: True where the token's segment is one of `names`."""
         for name in names:
             one_of(name, SEGMENTS, "segment")
         return torch.tensor([segment in names for segment in self.segments])
@@ -110,14 +110,14 @@ def tokenizer_of(model: Any) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, markers: bool = False) -> tuple[int, ...]:
-    """The ids of a text, with no special tokens added. Text is text, also where it spells a special token (`<|im_end|>`):
-    `ValueError` where this tokenizer cannot tell them apart. `markers`: what spells one is meant as one."""
+    """Return the ids of a text, with no special tokens added. Text is text, also where it spells a special token
+    (`<|im_end|>`): `ValueError` where this tokenizer cannot tell them apart. `markers`: what spells one is meant as one."""
     ids = tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not markers))
     return ids if markers else _all_text(tokenizer, ids)
 
 
 def encode_within(tokenizer: Tokenizer, text: str, *, markers: bool = False) -> tuple[int, ...]:
-    """The ids that a text has in the middle of another one: without the `▁` that SentencePiece's (Llama 2) put before it."""
+    """Return the ids that a text has in the middle of another one: without the `▁` that SentencePiece puts before it."""
     alone = encode(tokenizer, text, markers=markers)
     if not _begins_with_space(tokenizer):
         return alone
@@ -157,7 +157,7 @@ def _special_ids(tokenizer: Tokenizer, n_tokens: int) -> frozenset[int]:
 def encode_part(
     tokenizer: Tokenizer, problem: Problem, part: str, text: str | None = None, *, within: bool = False
 ) -> tuple[int, ...]:
-    """The ids of a part of a problem, as text (`text` where a template changed it); errors name the problem and the part.
+    """Return the ids of a part of a problem (`text` where a template changed it); errors name the problem and the part.
 
     `within`: it goes on with the text before it, so that no tokenizer puts a space there.
     """
@@ -195,8 +195,8 @@ def warnings_of(tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[str]:
 
 
 def check_known(tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
-    """`ValueError` where the tokenizer does not know the problems: more than `MAX_UNKNOWN` of a question's tokens (with the
-    system prompt and the examples that the problem brings) are the unknown token, or any of an answer's or a distractor's."""
+    """Raise `ValueError` where more than `MAX_UNKNOWN` of a question's tokens (with the problem's own system prompt and
+    examples) are the tokenizer's unknown token, or any of an answer's or a distractor's."""
     unknown = tokenizer.unk_token_id
     if unknown is None:
         return
@@ -288,7 +288,7 @@ def _chat_parts(tokenizer: Tokenizer, problem: Problem, system: str) -> list[tup
 
 
 def in_one_piece(tokenizer: Tokenizer, problem: Problem, template: Template, filler: str = "") -> Prompt:
-    """System prompt, filler and question encoded as one string; needs a fast tokenizer."""
+    """Encode system prompt, filler and question as one string; needs a fast tokenizer."""
     markers = problem.system is None and spells_special(tokenizer, template.system)
     if problem.examples or markers:
         what = "its system prompt spells special tokens" if markers else f"problem {problem.id!r} has examples"

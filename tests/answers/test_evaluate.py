@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import needs_hooked_transformer
 from models_under_test import loaded
 from tokenizers_under_test import read_tokenizer
 
@@ -97,16 +96,6 @@ def test_every_treatment_answers_its_own_prompts(
     assert len(whole.to_frame()) == 6 * 4
 
 
-@pytest.mark.slow
-@needs_hooked_transformer
-def test_hooked_transformer_gives_the_same_answers_without_a_cache(
-    problems: tuple[Problem, ...], whole: AccuracyResults
-) -> None:
-    found = evaluate_accuracy(load_model("demo", backend="hooked_transformer"), problems, TREATMENTS, **QUICK)
-    assert found.settings["engine"] == "forward" and whole.settings["engine"] == "hugging_face"
-    assert found.to_frame().equals(whole.to_frame())
-
-
 def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, problems: tuple[Problem, ...]) -> None:
     options: dict[str, Any] = {**QUICK, "temperature": 3.0, "top_p": 0.98, "n_samples": 3}
     both = evaluate_accuracy(demo, problems[:3], [None, SLASHES], **options)
@@ -117,6 +106,26 @@ def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, probl
     other = evaluate_accuracy(demo, problems[2:3], [SLASHES], seed=1, **options)
     assert other.completions != alone.completions
     assert both.n_samples == 3 and both.accuracy().method == "t over problems"
+
+
+def test_answers_are_as_long_as_the_context_leaves_and_what_a_model_cannot_do_is_said_before(
+    demo: Model, problems: tuple[Problem, ...]
+) -> None:
+    found = evaluate_accuracy(demo, problems[:2], [None, SLASHES], progress=False)
+    longest = max(len(pair.inserted) for pair in make_pairs(demo, problems[:2], SLASHES))
+    assert found.settings["max_new_tokens"] == 512 - longest
+    evaluate_module.check_answers(demo, problems, [None, SLASHES])
+    for asked, options, message in (
+        ([ARM(0.1, 99.0, layers=(4,))], {}, "layer 4 is out of range"),
+        ([None], {"max_new_tokens": 500}, "500 new ones do not fit"),
+        (
+            [Treatment(Insertion.meaningless(" /", 4, before="system", after="question"), knockout=["L0H1"])],
+            {},
+            "in 2 blocks",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            evaluate_module.check_answers(demo, problems, asked, **options)
 
 
 def test_a_knockout_needs_a_span_whose_tokens_have_not_merged(
@@ -152,9 +161,11 @@ def test_each_answer_is_one_line_as_soon_as_it_ends_and_problems_can_be_added_or
         patch.setattr(evaluate_module.Checkpoint, "put", look)
         evaluate_accuracy(demo, problems[:4], TREATMENTS, checkpoint=path, **QUICK)
     assert seen[0] <= 4 and seen[-1] == 16 and seen == sorted(set(seen))
-    line = lines(path)[1]
-    assert json.loads(line["id"])[0] == "none" and line["value"]["strict"] is True and line["value"]["stop"] == "box"
-    assert demo.tokenizer.decode(line["value"]["tokens"]) == line["value"]["completion"]
+    line = next(line for line in lines(path)[1:] if line["id"] == json.dumps(["none", problems[0].id, 0]))
+    text = f"Answer : \\boxed{{ {problems[0].answer} }}"
+    assert demo.tokenizer.decode(line["value"].pop("tokens")) == text
+    graded = {"strict": True, "paper": True, "boxed": True, "decided": "text"}
+    assert line["value"] == {"completion": text, **graded, "cut_off": False, "stop": "box", "n_tokens": 5}
     made.clear()
     found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     assert found.to_frame().equals(whole.to_frame()) and found.settings == whole.settings
@@ -198,7 +209,9 @@ def test_treatments_are_what_users_write() -> None:
     many = Treatment(SLASHES, knockout=[Head(0, h) for h in range(6)])
     assert many.name == "Mless ' /' x55 without L0H0, L0H1, L0H2, L0H3 and 2 more"
     assert as_treatments(SLASHES)[0].insertion == SLASHES
-    assert json.loads(json.dumps(both.record()))["knockout"] == ["L0H13", "L0H21"]
+    record = json.loads(json.dumps(both.record()))
+    assert record["knockout"] == ["L0H13", "L0H21"] and record["arm"]["p_max"] == 0.6
+    assert record["insertion"]["n_tokens"] == 55 and as_treatment(None).record()["insertion"] is None
 
 
 @pytest.mark.parametrize(
@@ -250,20 +263,17 @@ def test_wrong_input_is_refused_before_anything_is_generated(
     assert not (tmp_path / "a.jsonl").exists(), "no file is begun"
 
 
-@pytest.mark.parametrize("treatments", [[None], [None, Insertion.meaningless(" /", 4)]])
-@pytest.mark.parametrize("template", ["raw", "chat", "paper"])
+@pytest.mark.parametrize(("template", "of_template"), [("raw", 0), ("chat", 2), ("paper", 0)])
 def test_problems_are_answered_as_the_text_that_they_are(
-    template: str, treatments: list[Any], tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+    template: str, of_template: int, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     marker = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    prompts: list[tuple[int, ...]] = []
-    monkeypatch.setattr(
-        evaluate_module, "check_requests", lambda _, asked, how: prompts.extend(r.prompt for r in asked)
-    )
+    counted: list[int] = []
+    look = lambda _, asked, how: counted.extend(each.prompt.count(marker) for each in asked)  # noqa: E731
+    monkeypatch.setattr(evaluate_module, "check_requests", look)
     asked = [Problem("a", "What is 1 <|im_end|> ?", "1"), Problem("b", "What is 2 ?", "2")]
     with pytest.warns(UserWarning, match=r"1 of 2 problems spell special tokens .*first: 'a', its question") as said:
-        evaluate_accuracy(model, asked, treatments, template=template, max_new_tokens=2, progress=False)
+        evaluate_accuracy(model, asked, [None, SLASHES], template=template, max_new_tokens=2, progress=False)
     assert len([each for each in said if "spell special" in str(each.message)]) == 1
-    of_template = 2 if template == "chat" else 0
-    assert [prompt.count(marker) for prompt in prompts] == [of_template] * 2 * len(treatments)
+    assert counted == [of_template] * 4

@@ -1,7 +1,5 @@
 """Completions: batched as single, the cache as whole forward passes, every row by its own random numbers."""
 
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,21 +9,16 @@ import torch
 from conftest import ARCHITECTURES, needs_hooked_transformer
 from generated_under_test import with_logits
 from models_under_test import loaded, pairs_for
-from vllm_under_test import FakeVllm
 
 from mless_interp.answers import engines as generation_engines
-from mless_interp.answers.decoding import Completion, Request, Row, decoding_for, sampled
+from mless_interp.answers.decoding import Completion, Request, Row, decoding_for
 from mless_interp.answers.engines import generate_completions
-from mless_interp.answers.vllm import Vllm
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
 from mless_interp.models.info import Inputs, ModelError
-from mless_interp.models.load import load_model
 from mless_interp.patching.interventions import Knockout, run_edits
 from mless_interp.prompts.pairs import PromptPair
-from mless_interp.prompts.problems import load_problems
-from mless_interp.prompts.prompt import build_prompt
 
 WITH_CACHE = [("bridge", "eager"), ("nnsight", "eager"), ("nnsight", "sdpa")]
 BACKENDS_HERE = [
@@ -48,15 +41,6 @@ def whole(model: Model, request: Request, completion: Any, **options: Any) -> to
     logits = model.run(tokens, **options).logits
     assert logits is not None
     return logits[0, len(request.prompt) - 1 : -1].float()
-
-
-@pytest.fixture(scope="module")
-def demo() -> Model:
-    return load_model("demo", backend="bridge")
-
-
-def boxed(text: str) -> bool:
-    return "}" in text
 
 
 # ----------------------------------------------------------------------------------------- batched equals single, exactly
@@ -171,25 +155,6 @@ def test_a_shared_beginning_is_computed_once_and_changes_nothing(
             torch.testing.assert_close(found[key].logits, completion.logits, atol=2e-4, rtol=1e-4)
 
 
-# ------------------------------------------------------------------------------------------------------------- sampling
-
-
-def test_sampling_inverts_the_distribution_function_by_hand() -> None:
-    logits = torch.log(torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64))
-    draw = lambda u, **options: int(sampled(logits, torch.tensor([u]), **{"temperature": 1.0, **options}))  # noqa: E731
-    assert [draw(u) for u in (0.0, 0.19, 0.21, 0.49, 0.51, 0.9999999999)] == [0, 0, 1, 1, 2, 2]
-    # at temperature 1/2: squares, 0.04 / 0.38, 0.09 / 0.38, 0.25 / 0.38
-    assert [draw(u, temperature=0.5) for u in (0.10, 0.11, 0.34, 0.35)] == [0, 1, 1, 2]
-    # the nucleus of 0.7 holds the last two (0.5 alone is not enough): 0.3 / 0.8 of what is left
-    assert [draw(u, top_p=0.7) for u in (0.0, 0.37, 0.38, 0.99)] == [1, 1, 2, 2]
-    assert [draw(u, top_p=0.5) for u in (0.0, 0.99)] == [2, 2]
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(4, 1)
-    drawn = sampled(logits, torch.tensor([0.0, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64), temperature=1.0)
-    assert drawn.tolist() == [1, 3, 3, 3], "a token of probability zero is never drawn"
-    with pytest.raises(ValueError, match="the model gave logits that are no numbers"):
-        sampled(torch.tensor([[0.0, torch.nan]]), torch.tensor([0.5]), temperature=1.0)
-
-
 def test_a_rows_draws_do_not_depend_on_its_neighbours_or_the_order(tiny_model_dir: Callable[[str], Path]) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     requests = requests_of(pairs_for(model))
@@ -204,41 +169,6 @@ def test_a_rows_draws_do_not_depend_on_its_neighbours_or_the_order(tiny_model_di
     renamed = [Request(request.prompt, request.key + "'", request.span) for request in requests]
     other_key = generate_completions(model, renamed, seed=4, **options)
     assert all(other_key[k + "'"].tokens != c.tokens for k, c in together.items())
-
-
-# ------------------------------------------------------------------------------------------------------------- stopping
-
-
-def test_rows_stop_at_a_box_at_end_of_sequence_or_are_cut_off(demo: Model) -> None:
-    problems = load_problems("demo", limit=3)
-    requests = [Request(build_prompt(demo.tokenizer, problem).ids, problem.id) for problem in problems]
-    at_box = generate_completions(demo, requests, max_new_tokens=9, complete=boxed)
-    at_end = generate_completions(demo, requests, max_new_tokens=9)
-    cut = generate_completions(demo, requests, max_new_tokens=3, complete=boxed)
-    for problem in problems:
-        text = f"Answer : \\boxed{{ {problem.answer} }}"
-        assert at_box[problem.id].stop == "box" and at_box[problem.id].text(demo.tokenizer) == text
-        assert len(at_box[problem.id].tokens) == 5
-        assert at_end[problem.id].stop == "eos" and at_end[problem.id].text(demo.tokenizer) == text
-        assert at_end[problem.id].tokens[-1] == demo.tokenizer.eos_token_id
-        assert cut[problem.id].stop == "length" and cut[problem.id].text(demo.tokenizer) == "Answer : \\boxed{"
-
-
-def test_the_models_own_generation_config_lends_its_stop_ids_and_nothing_else(
-    demo: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import GenerationConfig
-
-    request = Request(build_prompt(demo.tokenizer, load_problems("demo", limit=1)[0]).ids, "a")
-    usual = generate_completions(demo, [request], max_new_tokens=9)["a"]
-    brace = demo.tokenizer.encode("}", add_special_tokens=False)[0]
-    odd = GenerationConfig(do_sample=True, temperature=9.0, repetition_penalty=5.0, eos_token_id=[brace], max_length=70)
-    monkeypatch.setattr(demo.hf_model, "generation_config", odd)
-    found = generate_completions(demo, [request], max_new_tokens=9)["a"]
-    assert found.tokens == usual.tokens[:-1] and found.stop == "eos"
-    assert demo.hf_model.generation_config is odd
-    monkeypatch.setattr(demo.hf_model, "generation_config", None)
-    assert generate_completions(demo, [request], max_new_tokens=9)["a"].tokens == usual.tokens
 
 
 # ----------------------------------------------------------------------------------------------- nothing is left, lost
@@ -288,110 +218,8 @@ def test_running_out_of_memory_halves_the_batch_and_goes_on(
     assert {k: c.tokens for k, c in found.items()} == {k: c.tokens for k, c in usual.items()}
 
 
-# ------------------------------------------------------------------------------------------------------------- messages
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, got 0"),
-        ({"top_p": 0.0}, "top_p must lie above 0 and at most at 1, got 0.0"),
-        ({"engine": "tgi"}, "unknown engine 'tgi'; choose one of auto, hugging_face, forward, vllm"),
-        ({"max_new_tokens": 511}, "'a': a prompt of 2 tokens and 511 new ones do not fit demo's context of 512"),
-        ({"knockout": [Head(4, 1)]}, "L4H1: layer 4 is out of range (zero-based)"),
-        ({"arm": ARM(0.1, 99.0, layers=(9,))}, "layer 9 is out of range (zero-based)"),
-    ],
-)
-def test_wrong_settings_are_refused(options: dict[str, Any], message: str, demo: Model) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        generate_completions(demo, [Request((5, 6), "a")], **{"max_new_tokens": 4, **options})
-    with pytest.raises(ValueError, match="the key 'a' is given twice"):
-        generate_completions(demo, [Request((5,), "a"), Request((6,), "a")], max_new_tokens=2)
-
-
-def test_a_module_that_computes_something_else_is_refused(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = lambda module, tokens: torch.zeros(1, tokens.shape[1], demo.info.d_vocab)  # noqa: E731
-    monkeypatch.setattr(generation_engines, "reference_logits", other)
-    with pytest.raises(
-        ModelError, match=r'gives other logits \(off by 1.0e\+00 of the largest\); use engine="forward"'
-    ):
-        generate_completions(demo, [Request((5,), "a")], max_new_tokens=2)
-    assert generate_completions(demo, [Request((5,), "a")], max_new_tokens=2, engine="forward")
-
-
 def test_fused_attention_has_no_scores_for_the_forward_engine(tiny_model_dir: Callable[[str], Path]) -> None:
     model = loaded(tiny_model_dir("qwen2"), "nnsight", attention="sdpa")
     request = Request(tuple(range(5, 20)), "a", (2, 6))
     with pytest.raises(ModelError, match="'sdpa' attention, under which engine='forward' cannot keep heads from"):
         generate_completions(model, [request], max_new_tokens=2, knockout=[Head(0, 0)], engine="forward")
-
-
-# ----------------------------------------------------------------------------------------------------------------- vLLM
-
-
-@pytest.fixture
-def by_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes the stand-in for vLLM, with its answers."""
-    return lambda answers: FakeVllm(tmp_path, answers, monkeypatch)
-
-
-def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(demo: Model, by_vllm: Any) -> None:
-    problems = load_problems("demo", limit=2)
-    requests = [Request(build_prompt(demo.tokenizer, problem).ids, problem.id) for problem in problems]
-    ours = generate_completions(demo, requests, max_new_tokens=9, complete=boxed)
-    eos = demo.tokenizer.eos_token_id
-    by_length = sorted(requests, key=lambda request: len(request.prompt))
-    fake = by_vllm([[*ours[request.key].tokens, 9, eos] for request in by_length])
-    options: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0.7, "top_p": 0.9}
-    ended: list[str] = []
-    how = Vllm(tensor_parallel_size=2, options={"gpu_memory_utilization": 0.5})
-    found = generate_completions(demo, requests, complete=boxed, engine=how, on_finished=ended.extend, **options)
-    assert {k: (c.tokens, c.stop) for k, c in found.items()} == {k: (c.tokens, "box") for k, c in ours.items()}
-    assert ended == [request.key for request in reversed(by_length)], "each is kept as it ends"
-    assert fake.given("prompt") == [list(request.prompt) for request in by_length]
-    (made,) = fake.given("llm")
-    assert Path(made["model"], "config.json").is_file() and made["skip_tokenizer_init"] and made["dtype"] == "float32"
-    assert made["tensor_parallel_size"] == 2 and made["gpu_memory_utilization"] == 0.5
-    assert made["enable_prefix_caching"] is made["enable_chunked_prefill"] is False
-    assert made["max_num_batched_tokens"] >= made["max_model_len"]
-    need = len(by_length[-1].prompt) + 9
-    assert need <= made["max_model_len"] <= need + 255 and made["max_model_len"] <= demo.info.context_length
-    for parameters in fake.given("parameters"):
-        assert parameters["temperature"] == 0.7 and parameters["top_p"] == 0.9 and parameters["max_tokens"] == 9
-        assert parameters["stop_token_ids"] == [eos] and parameters["detokenize"] is False
-    seeds = [parameters["seed"] for parameters in fake.given("parameters")]
-    assert len(set(seeds)) == 2 and all(isinstance(seed, int) and 0 <= seed < 2**31 for seed in seeds)
-    generate_completions(demo, requests, complete=boxed, engine="vllm", **options | {"temperature": 0.0})
-    assert [parameters["seed"] for parameters in fake.given("parameters")[2:]] == [None, None]
-
-
-@pytest.mark.parametrize("python", [sys.executable, "/nowhere/bin/python"])
-def test_vllm_needs_an_environment_that_has_it(demo: Model, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLESS_VLLM_PYTHON", python)
-    with pytest.raises(ModelError, match=f"engine='vllm': {python} has no vllm. It needs an environment of its own"):
-        generate_completions(demo, [Request((5, 6, 7), "a")], max_new_tokens=2, engine="vllm")
-
-
-def test_vllm_says_what_it_lacks(demo: Model, by_vllm: Any) -> None:
-    request, fake, told = Request((5, 6, 7), "a", (1, 2)), by_vllm([[9, 9]]), "use engine='hugging_face' or engine='for"
-    for asked, lacks in (
-        ({"arm": ARM(0.1, 99.0)}, "no activations of"),
-        ({"arm": ARM(0.1, 99.0), "knockout": [Head(0, 0)]}, "no heads and no activations of"),
-    ):
-        with pytest.raises(ModelError, match=f"engine='vllm' shows {lacks} demo, which this asks for; {told}"):
-            generate_completions(demo, [request], max_new_tokens=2, engine="vllm", **asked)
-    assert fake.given("llm") == [], "its process has not begun"
-
-
-@pytest.mark.parametrize(
-    ("answers", "told"),
-    [
-        ([[9]], "vLLM ended 'a' after 1 tokens \\('stop'\\)"),
-        ("cannot", "vLLM failed: ValueError: no GPU here"),
-        (["die"], "vLLM's process ended .*out of memory"),
-    ],
-)
-def test_what_goes_wrong_in_vllm_is_told(demo: Model, by_vllm: Any, answers: Any, told: str) -> None:
-    by_vllm(answers)
-    with pytest.raises(ModelError, match=told):
-        generate_completions(demo, [Request((5, 6, 7), "a")], max_new_tokens=2, engine="vllm")

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as texts
 
 import mless_interp as mi
 from mless_interp.answers import equivalence, grade, has_closed_box, last_box
-from mless_interp.answers.compare import compare, number
+from mless_interp.answers.compare import compare
 from mless_interp.answers.graders import stripped
 
 pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
@@ -35,30 +33,9 @@ BOXES = {
 def test_the_last_balanced_box_is_found() -> None:
     found = {text: last_box(text) for text in BOXES}
     assert found == BOXES
-
-
-balanced = texts.recursive(
-    texts.text(texts.characters(exclude_characters="\\{}", exclude_categories=("Cs",)), max_size=6),
-    lambda inner: texts.lists(inner, min_size=1, max_size=3).map(lambda parts: "{" + "}{".join(parts) + "}"),
-    max_leaves=6,
-)
-noise = texts.lists(texts.sampled_from(["{", "}", r"\{", r"\}", "\\", r"\boxed{", r"\boxed", "7", " "])).map("".join)
-
-
-@given(before=noise, inside=balanced, after=balanced)
-@settings(max_examples=100, deadline=None)
-def test_a_balanced_box_is_found_whole_wherever_it_stands(before: str, inside: str, after: str) -> None:
-    before = before.rstrip("\\")  # a backslash at the end would belong to the box's own
-    text = before + "\\boxed{" + inside + "}"
-    assert last_box(text) == inside.strip()
-    assert last_box(text + " " + after + " \\boxed{never closed") == inside.strip()
-
-
-@given(noise)
-@example("\\boxed{" * 50)
-@settings(max_examples=100, deadline=None)
-def test_any_text_can_be_searched(text: str) -> None:
-    assert has_closed_box(text) >= bool(last_box(text))
+    full = [text for text in BOXES if has_closed_box(text) and not BOXES[text]]  # a box before or round the last one
+    assert full == [r"\boxed{7} \boxed{}", "\\boxed{" * 20_000 + "}" * 20_000]
+    assert all(map(has_closed_box, filter(BOXES.get, BOXES)))
 
 
 SAME = [
@@ -100,15 +77,6 @@ OTHER = [
 def test_the_same_answer_is_right_and_another_one_wrong(pairs: list[tuple[str, str]], equal: bool) -> None:
     both = [*pairs, *((gold, answer) for answer, gold in pairs)]
     assert [each for each in both if compare(*each).equal is not equal] == []
-
-
-@given(texts.integers(-(10**9), 10**9), texts.integers(1, 10**6))
-@settings(max_examples=100, deadline=None)
-def test_fractions_are_read_exactly_however_written(above: int, below: int) -> None:
-    value, sign = number(f"{above}/{below}"), "-" if above < 0 else ""
-    assert value == number(rf"{sign}\frac{{{abs(above)}}}{{{below}}}") == number(rf"\frac{{{above}}}{{{below}}}")
-    assert number(f"{above:,}") == above
-    assert value is not None and compare(str(above), f"{above + 1}").equal is False
 
 
 def test_the_papers_grader_is_the_papers() -> None:
@@ -185,13 +153,6 @@ def test_malformed_latex_is_wrong_and_never_an_error(answer: str) -> None:
     assert not mi.grade_strict(f"\\boxed{{{answer}}}", "7")
     assert type(mi.grade_paper(f"\\boxed{{{answer}}}", "7")) is bool
     assert not mi.grade_strict(r"\boxed{7}", answer)
-
-
-@given(texts.text(max_size=30) | texts.text("\\{}()[],.^_=+-/$%&19x ", max_size=40), texts.sampled_from(["7", "(1,2)"]))
-@settings(max_examples=100, deadline=None)
-def test_any_text_is_graded(answer: str, gold: str) -> None:
-    found = grade(f"\\boxed{{{answer}}}", gold)
-    assert found.boxed >= found.strict
 
 
 # -------------------------------------------------------------------------------------------- time, threads, processes

@@ -1,13 +1,16 @@
 """AccuracyResults: numbers worked out by hand, laws of intervals and tests, planted heads, messages, saving."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import mless_interp as mi
+from mless_interp import statistics
 from mless_interp.answers import GRADERS, grade
 
 graded = lru_cache(grade)
@@ -64,15 +67,11 @@ def by_hand() -> mi.AccuracyResults:
 
 def test_accuracy_and_wilsons_interval_by_hand(by_hand: mi.AccuracyResults) -> None:
     table = by_hand.table()
-    assert list(table.columns[:5]) == ["treatment", "accuracy", "accuracy_ci_low", "accuracy_ci_high", "n"]
-    assert list(table["treatment"]) == list(TREATMENTS)
-    np.testing.assert_allclose(table["accuracy"], [0.724, 0.75, 362 / 400])
-    np.testing.assert_allclose(
-        table.loc[0, ["accuracy_ci_low", "accuracy_ci_high"]].astype(float), [0.68322, 0.76136], atol=5e-6
-    )
+    assert_allclose(table["accuracy"], [0.724, 0.75, 362 / 400])
+    assert_allclose(table.loc[0, ["accuracy_ci_low", "accuracy_ci_high"]].astype(float), [0.68322, 0.76136], atol=5e-6)
     assert list(table["n"]) == [500, 500, 400] and list(table["n_missing"]) == [0, 0, 100]
     assert list(table["n_tokens"]) == [5, 6, 7] and list(table["boxed"]) == [1, 1, 1]
-    np.testing.assert_allclose(table["cut_off"], [1 / 500, 1 / 500, 1 / 400])
+    assert_allclose(table["cut_off"], [1 / 500, 1 / 500, 1 / 400])
     assert list(table["gave_up"]) == [0, 0, 0]
 
 
@@ -93,23 +92,14 @@ def test_graders_stand_side_by_side() -> None:
 def test_pass_at_k_is_the_unbiased_one() -> None:
     right = np.array([[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]], dtype=float)[:, None]
     found = results(right, ("none",))
-    np.testing.assert_allclose(found.pass_at(2), [(0 + 0.5 + 1) / 3])
+    assert_allclose(found.pass_at(2), [(0 + 0.5 + 1) / 3])
     assert found.pass_at(1).item() == found.table()["accuracy"].item() == pytest.approx(1 / 3)
     assert found.table()["pass_at_4"].item() == pytest.approx(2 / 3)
     assert "3 problems, 4 samples each" in found.explain()
     right[2, 0, 1:] = np.nan
-    np.testing.assert_allclose(results(right, ("none",)).pass_at(2), [0.25])  # the problem with one sample is left out
+    assert_allclose(results(right, ("none",)).pass_at(2), [0.25])  # the problem with one sample is left out
     with pytest.raises(ValueError, match="pass@5 needs k from 1 to the 4 samples"):
         found.pass_at(5)
-
-
-def test_an_interval_over_samples_covers_and_is_never_a_point_at_the_ends() -> None:
-    table = results(np.ones((40, 1, 4)), ("none",)).table()
-    assert table["accuracy"].item() == 1 == table["accuracy_ci_high"].item()
-    assert 0.85 < table["accuracy_ci_low"].item() < 0.95
-    assert table["flag"].item() == "all problems equal: Wilson"
-    assert results(np.ones((2, 1, 4)), ("none",)).table()["flag"].item() == "all problems equal: Wilson"
-    assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).table()["accuracy_ci_low"].item())
 
 
 def test_cut_off_answers_and_grades_given_up_are_said() -> None:
@@ -119,6 +109,68 @@ def test_cut_off_answers_and_grades_given_up_are_said() -> None:
     assert "answers were cut off (none 100 %)" in repr(found)
     assert "10 grades were not decided (out of time or memory) and count as wrong" in found.explain()
     assert found.table()["gave_up"].item() == 1
+    assert "were cut off" not in repr(results(one_sample(20, 0.5), ("none",))), "one of 20 is no more than 5 %"
+
+
+def test_every_interval_has_the_confidence_and_the_seed_that_are_asked_for() -> None:
+    right = (np.random.default_rng(1).random((25, 2, 4)) < np.array([0.4, 0.6])[:, None]).astype(float)
+    found = replace(results(right, ("a", "b"), seed=3), confidence=0.8)
+    shares = right.mean(2)
+    expected = statistics.mean_interval(shares, confidence=0.8, seed=3)
+    assert_allclose([found.accuracy().low, found.accuracy().high], [expected.low, expected.high])
+    assert found.accuracy().method == f"{expected.method} over problems"
+    compared, change = (
+        found.compare("a", "b"),
+        statistics.mean_interval(shares[:, 1] - shares[:, 0], confidence=0.8, seed=3),
+    )
+    assert compared.sure and (compared.difference.low, compared.difference.high) == (change.low, change.high)
+    sure = replace(results(np.ones((25, 1, 4)), ("a",)), confidence=0.8).accuracy()
+    bound = statistics.wilson(np.array([25]), np.array([25]), confidence=0.8)
+    assert (sure.low, sure.high, sure.flag) == (bound.low, 1, "all problems equal: Wilson")
+    assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).table()["accuracy_ci_low"].item())
+    first = replace(results(right[:, :, :1], ("a", "b")), confidence=0.8)
+    wilson = statistics.wilson(right[:, :, 0].sum(0).astype(int), np.array([25, 25]), confidence=0.8)
+    assert_allclose([first.accuracy().low, first.accuracy().high], [wilson.low, wilson.high])
+    compared = first.compare("a", "b")
+    tango = statistics.paired_difference(len(compared.lost), len(compared.gained), 25, confidence=0.8)
+    assert (compared.difference.low, compared.difference.high) == (tango.low, tango.high)
+    assert replace(compared, p_corrected=0.19).sure and not replace(compared, p_corrected=0.2 + 1e-9).sure
+
+
+def test_what_does_not_change_has_an_exact_bound_and_one_problem_no_limits() -> None:
+    same = results(np.ones((40, 2, 4)), ("a", "b")).compare("a", "b")
+    bound = 1 - 0.025 ** (1 / 40)
+    assert (float(same.difference.low), float(same.difference.high)) == pytest.approx((-bound, bound))
+    assert (same.p, same.test, same.difference.method) == (
+        1,
+        "exact sign test of the problems that differ",
+        "exact bound",
+    )
+    for n in (0, 1):
+        right = np.full((1, 2, 2), np.nan)
+        right[:n] = [[0, 1], [1, 1]]
+        alone = results(right, ("a", "b")).compare("a", "b")
+        assert (alone.n, alone.n_left_out, len(alone.gained)) == (n, 1 - n, n) and np.isnan(float(alone.difference.low))
+        assert float(alone.difference.estimate) == 0.5 if n else np.isnan([alone.p, alone.accuracy_first]).all()
+
+
+def test_a_headline_names_each_treatment_that_changes_right_answers() -> None:
+    right = np.zeros((40, 4, 1))
+    for at, n in enumerate((10, 30, 26, 11)):
+        right[:n, at] = 1
+    names = ("none", "mless", "mful", "words")
+    assert results(right[:, :3], names[:3]).headline() == (
+        "2 of 2 treatments change right answers against 'none' (25.0 % right), in points: 'mless' +50.0, 'mful' +40.0."
+    )
+    told = results(right[:, [0, 3, 1]], ("none", "words", "mless")).headline()
+    assert told.startswith("'mless' raises right answers: 75.0 % against 25.0 % under 'none' (+50.0 points [")
+    assert told.endswith("20 gained, 0 lost of 40 problems, p = 3.8e-06 after Holm over 2 comparisons); no difference is shown "
+                         "for 1 other treatment.")  # fmt: skip
+    told = results(right[:, [1, 3, 0]], ("mless", "words", "none"))
+    assert told.compare("mless", "none").headline().startswith("'none' lowers right answers: 25.0 % against 75.0 %")
+    assert list(told.printed("none")["gained"].fillna(-1)) == [20, 1, -1]
+    with pytest.raises(ValueError, match="there is only one treatment, 'none': nothing to compare"):
+        results(right[:, :1], ("none",)).compare_all()
 
 
 # ------------------------------------------------------------------------------------------------------------- compare
@@ -151,7 +203,7 @@ def test_holm_is_over_the_comparisons_made() -> None:
     found = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare_all("none")
     p = np.array([one.p for one in found.comparisons])
     corrected = [one.p_corrected for one in found.comparisons]
-    np.testing.assert_allclose(np.sort(corrected), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
+    assert_allclose(np.sort(corrected), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
     table = found.to_frame()
     assert list(table["second"]) == ["mless", "mful"] and list(table["p_corrected"]) == corrected
     assert all(words.count("after Holm over 2 comparisons") == 1 for words in (found.headline(), found.details()[0]))
@@ -191,7 +243,7 @@ def test_variants_of_a_problem_count_as_several_answers_to_one(n_samples: int) -
     pooled = right.reshape(3, 4, 3, n_samples).transpose(1, 2, 0, 3).reshape(4, 3, 3 * n_samples)
     again = results(pooled)
     for column in ("accuracy", "accuracy_ci_low", "accuracy_ci_high", "n", "boxed"):
-        np.testing.assert_allclose(found.table()[column], again.table()[column], rtol=1e-12)
+        assert_allclose(found.table()[column], again.table()[column], rtol=1e-12)
     for ours, theirs in zip(found.compare_all().comparisons, again.compare_all().comparisons, strict=True):
         assert (ours.n, ours.p, ours.test) == (theirs.n, theirs.p, theirs.test)
         assert float(ours.difference.low) == pytest.approx(float(theirs.difference.low))

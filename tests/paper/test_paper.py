@@ -2,16 +2,22 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from mless_interp import paper
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.stand_ins import stand_in_problems
+from mless_interp.models.base import Model
+from mless_interp.paper import claims
+from mless_interp.paper.figures import figure_named, key_of, title_of
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.scores import AttentionProfile, attention_profile
+from mless_interp.statistics import mean_interval
 
 LAYERS = (Head(0, 1), Head(1, 1), Head(2, 1))
 N_BEFORE, N_SPAN, N_QUESTION = 8, 10, 30
@@ -107,17 +113,88 @@ def test_a_claim_that_untrained_twins_share_holds_without_training() -> None:
     assert table["untrained_verdict"].tolist() == ["3 of 3 agree: holds without training", *["1 of 3 agree"] * 2]
     assert table.loc["low_in_span", "untrained"] == pytest.approx((0.7 + 0.9 + 0.3) / 3, abs=0.01)
     assert "3 agree; 1 of those that agree holds without training" in found.headline()
+    kept = replace(found, twins=twins[1:]).without_training
+    assert [check.claim.key for check in kept] == ["attenuation"], "one of two twins is not most"
 
 
-def test_measured_numbers_are_those_that_were_put_in_and_a_missing_null_is_told() -> None:
-    checks = paper.check_claims(profile(kept=0.5, in_span=0.3, noise=0.0), heads=[Head(0, 1)])
-    assert checks["attenuation"].measured == pytest.approx(0.5)
-    assert checks["low_in_span"].measured == pytest.approx(0.3)
-    assert checks["attenuation_beyond_dilution"].null == pytest.approx(38 / 48)
-    assert checks["timing"].measured == pytest.approx(1.0) and abs(checks["timing"].null) < 0.3
-    assert checks["more_uniform"].verdict == "cannot tell"
-    assert checks["more_uniform"].reason == "no profile with random words"
-    later = paper.check_claims(profile(), heads=[Head(1, 1)], claims=["first_layer_differs"])
+def test_every_number_of_a_check_is_that_of_a_loop() -> None:
+    """A mean over two heads, then over groups, with the confidence that is asked for."""
+    heads, groups = LAYERS[:2], ("a", "a", "b", "c", "d", "e")
+    made = replace(profile(noise=0.3, later=0.9), groups=groups)
+    draws = [profile(noise=0.4, seed=seed, in_span=0.9, same=False) for seed in (1, 2)]
+    useful, others = (
+        profile(noise=0.5, seed=3),
+        [profile(in_span=level, noise=0.1) for level in np.linspace(0.2, 1, 20)],
+    )
+    within, without = np.arange(N_BEFORE, N_BEFORE + N_SPAN), slice(N_BEFORE + N_SPAN, None)
+
+    def shared(of: AttentionProfile, p: int) -> np.ndarray:
+        return np.delete(of.received["inserted"][p], within, axis=1)
+
+    def kept(found: np.ndarray, p: int, *rows: int) -> float:
+        return np.mean([found[row].sum() / made.received["base"][p][row].sum() for row in rows])
+
+    def level(of: AttentionProfile, p: int, where: Any = within) -> float:
+        return np.mean(of.received["inserted"][p][:2, where]) * (N_BEFORE + N_SPAN + N_QUESTION)
+
+    def uneven(of: AttentionProfile, p: int) -> float:
+        return np.mean([row.std() / row.mean() for row in of.received["inserted"][p][:2, within]])
+
+    def alike(of: AttentionProfile, p: int) -> float:
+        return np.mean([stats.spearmanr(shared(of, p)[row], shared(made, p)[row]).statistic for row in (0, 1)])
+
+    loops = {
+        "attenuation": lambda p: (kept(shared(made, p), p, 0, 1), 1.0),
+        "attenuation_beyond_position": lambda p: (
+            kept(shared(made, p), p, 0, 1),
+            kept(made.received["gap"][p], p, 0, 1),
+        ),
+        "attenuation_beyond_dilution": lambda p: (kept(shared(made, p), p, 0, 1), 38 / 48),
+        "low_in_span": lambda p: (level(made, p), np.mean([level(other, p) for other in others])),
+        "low_in_span_beyond_random": lambda p: (level(made, p), np.mean([level(draw, p) for draw in draws])),
+        "recovery": lambda p: (level(made, p, without) - level(made, p), 0.0),
+        "more_uniform": lambda p: (uneven(made, p), np.mean([uneven(draw, p) for draw in draws])),
+        "first_layer_differs": lambda p: (kept(shared(made, p), p, 0), kept(shared(made, p), p, 1, 2)),
+        "meaningful_alike": lambda p: (alike(useful, p), np.mean([alike(draw, p) for draw in draws])),
+    }
+    options: dict[str, Any] = {"random_sentence": draws, "meaningful": useful, "repeats": others, "confidence": 0.8}
+    found = paper.check_claims(made, heads=heads, claims=loops, **options)
+    assert found.settings == {"model": "made up", "insertion": "Mless", "heads": "L0H1 L1H1", "n_problems": 6}
+    for key, numbers in loops.items():
+        both = np.array([numbers(p) for p in range(6)])
+        both = np.concatenate([both[:2].mean(0, keepdims=True), both[2:]])
+        own, null, above = (mean_interval(each, confidence=0.8) for each in (*both.T, both[:, 0] - both[:, 1]))
+        expected = [own.estimate, own.low, own.high, 5, null.estimate, above.estimate, above.low, above.high]
+        np.testing.assert_allclose(list(vars(found[key]).values())[1:9], np.array(expected, float), err_msg=key)
+    reason = {check.claim.key: check.reason for check in found.checks if check.reason}
+    assert reason == {"low_in_span": "rank 4 of 21 repeated tokens, the lowest first"}
+    assert found["low_in_span"].verdict == "agrees", "four of 21 are a fifth at most"
+    assert paper.check_claims(made).settings["heads"] == "L0H1", "those of the lowest layer"
+    lone = replace(made, **{name: getattr(made, name)[:1] for name in ("problem_ids", "alignment", "spans", "groups")})
+    lone = replace(lone, received={name: each[:1] for name, each in made.received.items()})
+    lone = replace(lone, uniform={name: each[:1] for name, each in made.uniform.items()})
+    (check,) = paper.check_claims(lone, claims=["attenuation"]).checks
+    assert (check.n, check.verdict, check.reason) == (1, "cannot tell", "fewer than 2 problems")
+    assert (check.measured, check.above_null) == pytest.approx(
+        [kept(shared(made, 0), 0, 0), kept(shared(made, 0), 0, 0) - 1]
+    )
+
+
+def test_timing_is_held_against_every_rotation_of_prefix_and_question() -> None:
+    made = profile(noise=0.3)
+    (check,) = paper.check_claims(made, claims=["timing"]).checks
+    measured, null = [], []
+    for base, other in zip(made.aligned("base"), made.aligned("inserted"), strict=True):
+        parts = other[0, :N_BEFORE], other[0, N_BEFORE:]
+        rolled = [np.concatenate([np.roll(parts[0], i), np.roll(parts[1], j)]) for i in range(8) for j in range(30)]
+        measured.append(stats.spearmanr(base[0], other[0]).statistic)
+        null += [stats.spearmanr(base[0], each).statistic for each in rolled]
+    assert check.measured == pytest.approx(np.mean(measured)) and check.null == pytest.approx(np.mean(null), abs=0.03)
+    assert check == paper.check_claims(made, claims=["timing"])["timing"]
+    assert check.null != paper.check_claims(made, claims=["timing"], seed=1)["timing"].null
+    (missing,) = paper.check_claims(made, claims=["more_uniform"]).checks
+    assert (missing.verdict, missing.reason) == ("cannot tell", "no profile with random words")
+    later = paper.check_claims(made, heads=[Head(1, 1)], claims=["first_layer_differs"])
     assert "lacks these heads in layers 0, 1 and 2 (zero-based)" in later["first_layer_differs"].reason
 
 
@@ -131,32 +208,6 @@ def test_a_claim_and_its_null_are_of_the_same_problems() -> None:
     assert check.n == 5 and check.measured == pytest.approx(own) and check.null == pytest.approx(null)
 
 
-def test_what_stands_between_two_blocks_is_no_part_of_the_span() -> None:
-    """The third and fourth tokens of the span's place are the prompt's own, and read as nothing inserted is."""
-    plain = profile(noise=0.3)
-    between = np.array([N_BEFORE + 2, N_BEFORE + 3])
-    alignment = np.sort(np.concatenate([plain.alignment[0], between]))
-    longer = {
-        name: tuple(np.insert(found, [N_BEFORE] * 2, 0.5, axis=1) for found in plain.received[name])
-        for name in ("base", "gap")
-    }
-    inserted = tuple(found.copy() for found in plain.received["inserted"])
-    for found in inserted:
-        found[:, between] = 0.5
-    flat = {name: tuple(0 * found + 0.02 for found in each) for name, each in longer.items()}
-    made = replace(
-        plain,
-        received={**longer, "inserted": inserted},
-        uniform={**flat, "inserted": plain.uniform["inserted"]},
-        alignment=(alignment,) * 6,
-        base_texts=(("x",) * (N_BEFORE + N_QUESTION + 2),) * 6,
-    )
-    check = paper.check_claims(made, heads=[Head(0, 1)], random_sentence=[made])["more_uniform"]
-    inside = [*range(N_BEFORE, N_BEFORE + 2), *range(N_BEFORE + 4, N_BEFORE + N_SPAN)]
-    own = np.mean([found[0, inside].std() / found[0, inside].mean() for found in inserted])
-    assert check.measured == pytest.approx(own)
-
-
 def test_wrong_profiles_are_named() -> None:
     others = [replace(profile(), problem_ids=tuple("abcdeg"))]
     for wrong, words in (
@@ -166,8 +217,26 @@ def test_wrong_profiles_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             paper.check_claims(profile(), **wrong)
+    with pytest.raises(ValueError, match="claims need a profile with conditions base and inserted, this one has"):
+        paper.check_claims(replace(profile(), conditions=("inserted", "gap")))
     with pytest.raises(ValueError, match="unknown model of the figures 'gpt'; choose one of qwen2.5-math-7b"):
         paper.load_panel_model("gpt", tiny=True)
+
+
+def test_a_model_of_the_figures_comes_from_the_hub_or_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Mock(return_value=Mock(spec=Model))
+    monkeypatch.setattr(claims, "load_model", load)
+    for options in ({"dtype": "float32"}, {"directory": "here"}):
+        paper.load_panel_model("qwen2.5-math-7b", **options)
+    assert load.call_args_list == [call("Qwen/Qwen2.5-Math-7B", dtype="float32"), call("here")]
+    assert figure_named(" Figure 13 ") == figure_named("13") == figure_named("fig. 13") == paper.FIGURES["000"]
+    with pytest.raises(ValueError, match=r"unknown figure '99'; choose one of the paper's 13 \(000\), "):
+        figure_named("99")
+    assert (title_of("results/model"), key_of("QWEN2.5-Math-7B"), key_of("x")) == (
+        "results/model",
+        "qwen2.5-math-7b",
+        "x",
+    )
 
 
 def test_figures_show_the_heads_of_the_methods_zero_based() -> None:

@@ -16,7 +16,7 @@ import mless_interp as mi
 from mless_interp.prompts.insertions import KINDS, Insertion
 from mless_interp.prompts.pairs import make_pairs, pairs_like
 from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import Template, build_prompt, encode
+from mless_interp.prompts.prompt import Template, build_prompt, encode, encode_within
 
 Folder = Callable[[str], Path]
 words, bytewise = lru_cache(word_tokenizer), lru_cache(qwen2_tokenizer)
@@ -33,6 +33,10 @@ def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None
     assert own.span(words(), ASKED)[0] not in {ids[0] for ids in spans}
     assert all(each.after == "question" and each.before is None for each in others)
     assert others == own.other_repeats(words(), 5, seed=1) != own.other_repeats(words(), 5, seed=2)
+    of_two = [each.span(words(), ASKED) for each in Insertion.meaningless(" / ?", 12).other_repeats(words())]
+    assert len(of_two) == 20 and all(ids == ids[:2] * 6 for ids in of_two)
+    assert len({token for ids in of_two for token in ids} - {*own.span(words(), ASKED)}) == 40, "all of them others"
+    assert words().decode(list(Insertion.counting(9).span(words(), "p"))) == "1 2 3 4 5 6 7 8 9"
 
 
 HINTED = replace(ASKED, extra={"hint": "zebra"})
@@ -78,6 +82,9 @@ def test_a_pause_is_the_first_reserved_token_or_one_that_was_trained() -> None:
     grown.add_special_tokens({"additional_special_tokens": ["<pause>"]})
     trained = grown.convert_tokens_to_ids("<pause>")
     assert Insertion.pause(1).span(grown, "p") == (trained,), "a token trained as a pause comes first"
+    assert Insertion.pause(1, token="<eos>").span(words(), "p") == (words().eos_token_id,)
+    with pytest.raises(ValueError, match="no reserved token to pause with"):
+        Insertion.pause(1).span(words(), "p")  # also after another one was named
 
 
 def spaced(form: str) -> Any:
@@ -119,6 +126,31 @@ def test_a_text_has_the_ids_that_it_has_in_the_middle_of_a_prompt(
 ) -> None:
     tokenizer = spaced(form)
     assert tokenizer.convert_ids_to_tokens(list(insertion.span(tokenizer, TWICE))) == pieces
+
+
+@pytest.mark.parametrize("lead", ["\n", ".", "a", "1", "/", ""])
+def test_a_text_is_read_behind_what_does_not_merge_with_it(lead: str) -> None:
+    class Merging:
+        """Puts a space before a text, and makes one token of a text that begins with another sign than the lead."""
+
+        added_tokens_decoder, unk_token_id = dict[int, Any](), None
+
+        def __len__(self) -> int:
+            return 0
+
+        def encode(self, text: str, *, split_special_tokens: bool, **_: object) -> list[int]:
+            named = 0 if split_special_tokens else 1000
+            return [ord("\u2581"), *(named + ord(sign) for sign in text)] if len(text) < 3 or text[0] == lead else [0]
+
+        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+            return [chr(at) for at in ids]
+
+    if lead:
+        assert encode_within(Merging(), "xy") == (ord("x"), ord("y"))
+        assert encode_within(Merging(), "xy", markers=True) == (1000 + ord("x"), 1000 + ord("y"))
+        return
+    with pytest.raises(ValueError, match="'xy' merges with whatever stands before it"):
+        encode_within(Merging(), "xy")
 
 
 @pytest.mark.parametrize("form", ["prepend", "metaspace"])
@@ -226,13 +258,3 @@ def test_other_insertions_are_as_long_as_each_problem_s_own() -> None:
     for insertion in (Insertion.random_sentence(1), Insertion.meaningful("he", 1)):
         others = pairs_like(words(), pairs, insertion)
         assert [(pair.id, pair.span) for pair in others] == [(pair.id, pair.span) for pair in pairs]
-
-
-def test_drawn_sentences_do_not_depend_on_how_the_list_is_split() -> None:
-    pool = [
-        Problem(f"p{at}", f"How many {word} ?", "1") for at, word in enumerate(("apples", "pears", "coins", "books"))
-    ]
-    for insertion in (Insertion.other_questions(pool, 9, seed=3), Insertion.random_sentence(9, seed=3)):
-        together = make_pairs(words(), pool, insertion)
-        split = [*make_pairs(words(), pool[:1], insertion), *make_pairs(words(), pool[1:], insertion)]
-        assert [pair.inserted.ids for pair in together] == [pair.inserted.ids for pair in split]

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,10 +17,25 @@ from small_results import certified
 from tokenizers_under_test import EACH_REAL, read_tokenizer, slash_pairs
 
 from mless_interp.models.arithmetic import visibility
+from mless_interp.models.base import Model
+from mless_interp.prompts.conditions import CONTRASTS, as_words
 from mless_interp.prompts.insertions import COMMON_WORDS, Insertion
-from mless_interp.prompts.pairs import CONDITIONS, PromptPair, digest_of, insert_tokens, make_pairs
+from mless_interp.prompts.pairs import (
+    CONDITIONS,
+    PromptPair,
+    check_fits,
+    check_length,
+    digest_of,
+    followed,
+    insert_tokens,
+    make_pairs,
+    over_pairs,
+    pairs_of_any,
+)
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import PAPER_SYSTEM_AS_SENT, Prompt, encode
+from mless_interp.runtime.engines import here
+from mless_interp.runtime.loop import RunOptions
 
 Folder = Callable[[str], Path]
 words = lru_cache(word_tokenizer)
@@ -103,6 +120,16 @@ def test_other_questions_are_cut_to_length_and_never_the_problem_s_own() -> None
     again = Problem("new", " river river river ", "1")
     assert not any("river" in drawn(4, draw, again) for draw in range(6))
     assert {drawn(4, d) for d in range(9)} == {"stone lamp window quiet", "window quiet stone lamp"}, "in any order"
+    with pytest.raises(ValueError, match="all other questions are 4 tokens, fewer than n_tokens=5: give more problems"):
+        drawn(5, 0)
+    with pytest.raises(ValueError, match="give at least 2 with different questions"):
+        Insertion.other_questions(pool[::3])
+    known = asked(*["river stone lamp quiet"] * 2, "river " * 19 + "zebra", "river " * 18 + "zebra")
+    assert len(Insertion.other_questions(known[::2], 20).span(tokenizer, "p0")) == 20, "one of 20 may be unknown"
+    with pytest.raises(
+        ValueError, match="the inserted questions: 5 % of the tokens are '<unk>', unknown words: draw from"
+    ):
+        Insertion.other_questions(known[1::2], 19).span(tokenizer, "p1")
 
 
 BY_HAND = Prompt((1, 2, 3, 4, 5), ("bos", "system", "system", "question", "template"))
@@ -164,6 +191,9 @@ def test_a_pair_is_told_from_any_other_by_its_fingerprint() -> None:
     [
         (lambda p: {"base": replace(p.base, ids=(*p.base.ids[:4], 0, *p.base.ids[5:]))}, "differ at clean position 4"),
         (lambda p: {"base": replace(p.base, segments=("system", *p.base.segments[1:]))}, "differ at clean position 0"),
+        (lambda p: {"base": replace(p.base, ids=p.base.ids[:-1], segments=p.base.segments[:-1])}, "clean position 6"),
+        (lambda p: {"base": replace(p.base, ids=(*p.base.ids, 0))}, "argument 2 is shorter"),
+        (lambda p: {"inserted": replace(p.inserted, ids=(*p.inserted.ids, 0))}, "argument 2 is shorter"),
     ],
 )
 def test_a_pair_that_does_not_fit_together_cannot_be_made(
@@ -171,19 +201,6 @@ def test_a_pair_that_does_not_fit_together_cannot_be_made(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         replace(pair_of(), **change(pair_of()))
-
-
-def test_wherever_it_goes_dropping_the_span_gives_the_clean_prompt() -> None:
-    tokenizer, template = bytewise, "chat"
-    length = len(pair_of(tokenizer=tokenizer(), template=template).base)
-    places: list[dict[str, Any]] = [{"at": at} for at in range(length + 1)]
-    for place in [*places, {"before": "system"}, {"after": "question"}]:
-        pair = pair_of(Insertion.meaningless(" /", 3, **place), tokenizer(), template)
-        start, stop = pair.span
-        assert pair.inserted.ids[:start] + pair.inserted.ids[stop:] == pair.base.ids
-        assert pair.inserted.ids[start:stop] == pair.insertion.span(tokenizer(), "p")
-        assert [pair.inserted.ids[i] for i in pair.alignment] == list(pair.base.ids)
-        assert place.get("at", start) == start
 
 
 def hand_pair(at: int) -> PromptPair:
@@ -204,20 +221,39 @@ def table(*rows: str) -> list[list[bool]]:
     return [[sign == "x" for sign in row.replace(" ", "")] for row in rows]
 
 
-def test_masked_hides_the_span_from_all_but_itself_by_hand() -> None:
-    masked = hand_pair(3).condition("masked")
-    assert masked.tokens.tolist() == [[10, 11, 12, 7, 7, 20, 21, 22]] and masked.position_ids is None
-    assert masked.attention_mask.shape == (1, 1, 8, 8) and masked.attention_mask.dtype == torch.bool
-    seen = visibility(masked)[0, 0]
-    assert seen.tolist() == table(
-        "x.. .. ...",
-        "xx. .. ...",
-        "xxx .. ...",
-        "xxx x. ...",
-        "xxx xx ...",
-        "xxx .. x..",
-        "xxx .. xx.",
-        "xxx .. xxx",
+@pytest.mark.parametrize(
+    ("name", "contrast", "rows"),
+    [
+        ("masked", "content", ["xxxx x. ..", "xxxx xx ..", "xxxx .. x.", "xxxx .. xx"]),
+        ("blind", "computed", ["xxx. x. ..", "xxx. xx ..", "xxxx xx x.", "xxxx xx xx"]),
+        ("apart", "inside", ["xxxx .. ..", "xxxx .. ..", "xxxx xx x.", "xxxx xx xx"]),
+    ],
+)
+def test_what_a_condition_hides_by_hand_is_what_a_knockout_cuts(name: str, contrast: str, rows: list[str]) -> None:
+    pair = hand_pair(4)
+    made, prompt = pair.condition(name), pair.inserted
+    assert made.tokens.tolist() == [[10, 11, 12, 20, 7, 7, 21, 22]] and made.position_ids is None
+    assert made.attention_mask.shape == (1, 1, 8, 8) and made.attention_mask.dtype == torch.bool
+    seen = visibility(made)[0, 0]
+    assert seen.tolist() == table("x... .. ..", "xx.. .. ..", "xxx. .. ..", "xxxx .. ..", *rows)
+    assert torch.equal(CONTRASTS[contrast].cut(prompt).mask, ~made.attention_mask[0, 0])
+
+
+def test_where_the_runs_of_a_contrast_begin_to_differ_by_hand() -> None:
+    pair = replace(hand_pair(4), clean=replace(hand_pair(4).inserted, ids=(10, 11, 9, 20, 7, 7, 21, 22)))
+    starts = {name: [made.start(pair, each) for each in made.conditions] for name, made in CONTRASTS.items()}
+    assert starts == {
+        "content": [6, 6], "shift": [4, 4], "total": [4, 6], "held": [4, 6], "presence": [6, 6], "computed": [4, 4],
+        "inside": [4, 4], "replaced": [2, 2],
+    }  # fmt: skip
+    for name in ("total", "presence", "replaced"):
+        with pytest.raises(ValueError, match=f"contrast '{name}' .* use one of 'content', 'computed', 'inside'$"):
+            CONTRASTS[name].cut(pair.inserted)
+    with pytest.raises(ValueError, match="the span holds the first token, which would see nothing at all"):
+        hand_pair(0).condition("apart")
+    assert as_words(CONTRASTS).startswith("content (masked -> inserted); shift (base -> gap); total")
+    assert as_words(CONDITIONS).startswith(
+        "base (C0): the prompt without insertion; inserted (C1): the prompt with it; "
     )
 
 
@@ -265,6 +301,43 @@ def test_an_answered_pair_ends_with_prefix_and_answer_on_both_sides() -> None:
     assert pair.shared.tolist() == list(pair.alignment) and len(pair.span_mask) == 11
     assert pair.condition("gap").position_ids.tolist() == [[0, 1, 2, 5, 6, 7, 8, 9, 10]]
     assert pair.condition("held").position_ids.tolist() == [[0, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8]]
+    solved = hand_pair(3).answered("solution", unfed=1)
+    assert (solved.base.ids[6:], solved.inserted.ids[8:], solved.n_answer) == ((50, 51), (50, 51), 2)
+    assert repr(solved) == "PromptPair('p', Mless ' /' x2, at 3: 8 + 2 tokens at 3, 2 of the answer)"
+    with pytest.raises(ValueError, match="pair 'p' already ends with its answer"):
+        solved.answered()
+    last, within = hand_pair(6), hand_pair(3)
+    assert [pair.n_answer for pair in followed([last, within, solved])] == [1, 1, 2]
+    assert followed(iter([within, solved])) == (within, solved), "something follows each"
+
+
+def test_a_pair_s_record_and_its_names_by_hand() -> None:
+    assert replace(hand_pair(3), clean=hand_pair(3).inserted).record() == {
+        "problem": "p", "insertion": "Mless ' /' x2, at 3", "template": "raw", "bos_added": False, "span": [3, 5],
+        "sink_moved": False, "answer_prefix_ids": [30, 31], "answer_ids": [40], "base_ids": [10, 11, 12, 20, 21, 22],
+        "inserted_ids": [10, 11, 12, 7, 7, 20, 21, 22], "clean_ids": [10, 11, 12, 7, 7, 20, 21, 22],
+    }  # fmt: skip
+    named, model = replace(hand_pair(3), names=((7, "seven"),)), Mock(spec=Model, text_of=lambda ids: f"text of {ids}")
+    assert (named.text_of(model, 7), named.text_of(model, 10)) == ("seven", "text of [10]")
+    assert [hand_pair(at).span_sees_question for at in (3, 4, 6)] == [False, True, True]
+    assert hand_pair(3).one_block("this") == (3, 5)
+    assert hand_pair(0).held_positions().tolist() == [[0, 0, 0, 1, 2, 3, 4, 5]]
+    assert pairs_of_any(words(), [PROBLEM], SLASHES)[0].base == pair_of().base
+    with pytest.raises(ValueError, match="pair 'p' has no span, so condition 'gap' is not defined: use contrast='repl"):
+        replace(named, base=named.base, inserted=named.base).condition("gap")
+
+
+def test_pairs_are_computed_in_turn_and_kept_by_what_they_hold(tmp_path: Path) -> None:
+    model, done = Mock(spec=Model, engine=here, turn=Mock(return_value=nullcontext())), []
+    other = replace(hand_pair(4), problem=replace(PROBLEM, id="q"))
+    how: dict[str, Any] = {"label": "x", "settings": {}, "options": RunOptions(tmp_path / "a.jsonl", progress=False)}
+    for first in (hand_pair(3), hand_pair(5)):
+        assert over_pairs(model, [first, other], lambda unit, tick: done.extend(unit) or [10 * unit[0]], **how) == [
+            0,
+            10,
+        ]
+    assert done == [0, 1, 0], "the pair that is another one is computed again"
+    model.turn.assert_called_with(of_passes=False)
 
 
 def test_what_makes_no_pair_is_named() -> None:
@@ -283,6 +356,15 @@ def test_what_makes_no_pair_is_named() -> None:
         model.info = replace(certified().info, **{"context_length": needed, "d_vocab": 10**6} | change)
         with pytest.raises(ValueError, match=f"problem 'p' {message}"):
             make_pairs(model, [PROBLEM], SLASHES)
+    whole, info = pair.answered(), certified().info
+    check_fits(replace(info, context_length=len(whole.inserted), d_vocab=highest + 1), whole)
+    check_fits(
+        replace(info, context_length=needed, d_vocab=max(pair.inserted.ids) + 1, n_classes=2),
+        replace(pair, answer_ids=(10**6,)),
+    )
+    check_length(SLASHES, 4, "m"), check_length(SLASHES, None, "m"), check_length(Insertion.text("a"), 0, "m")
+    with pytest.raises(ValueError, match="4 tokens to insert do not fit m, which has a context of 3: insert fewer"):
+        check_length(SLASHES, 3, "m")
     with pytest.raises(TypeError, match="got a SimpleNamespace without a tokenizer: give it one, wrap_model"):
         make_pairs(SimpleNamespace(tokenizer=None), [PROBLEM], SLASHES)
     with pytest.raises(ValueError, match="problem 'p': its answer encodes to no tokens; leave it out or give it one"):
@@ -295,6 +377,7 @@ def test_what_makes_no_pair_is_named() -> None:
 def test_text_between_words_merges_nothing_and_can_be_patched() -> None:
     pair = pair_of(template="paper")
     assert not pair.boundary_merge and pair.span == (3, 7) and pair.alignment == (0, 1, 2, 7, 8, 9, 10)
+    assert pair.inserted.segments == ("bos", *["system"] * 2, *["inserted"] * 4, *["question"] * 4)
     assert pair.record() == pair_of().record() | {"template": "paper"}
     assert pair.answered().inserted.ids == pair_of().answered().inserted.ids
     (several,) = make_pairs(words(), [PROBLEM], Insertion.meaningless(" / ?", 6), template="paper")

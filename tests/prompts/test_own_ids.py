@@ -31,6 +31,20 @@ def test_a_span_of_token_ids_is_a_pair_by_hand() -> None:
     assert second.answered(unfed=1).inserted.ids == (7, 5, 6, 1, 4, 4)
     (alone,) = mi.pairs_from_ids([[7, 1, 2]], [3], clean=[[7, 1, 5]], names={7: "<s>"})
     assert not alone.spans and alone.first_change == 2 and alone.names == ((7, "<s>"),)
+    assert {prompt.template for pair in (second, alone) for prompt in (pair.base, pair.inserted, pair.clean)} == {"ids"}
+    assert (alone.problem.question, alone.problem.answer, alone.problem.distractor) == ("7,1,2,clean,7,1,5", "3", None)
+    kept = {"tags": [{"subject": "s", "level": 2, "of": "x"}], "distractors": [np.int64(8)], "names": {3: "three"}}
+    (told,) = mi.pairs_from_ids(torch.tensor([[7, 1, 2]]), np.array([[3, 7]]), span=range(1, 2), **kept)
+    assert (told.problem.answer, told.problem.distractor, told.distractor_ids) == ("three 7", "8", (8,))
+    assert (told.problem.subject, told.problem.level, told.problem.tags) == ("s", "2", {"of": "x"})
+    assert (told.span, told.inserted.segments, told.base.template) == (
+        (1, 2),
+        ("question", "inserted", "question"),
+        "ids",
+    )
+    assert (
+        len(told.id) == 10 and told.problem.group == mi.pairs_from_ids([[7, 1, 2]], [0], span=(0, 1))[0].problem.group
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,6 +57,12 @@ def test_a_span_of_token_ids_is_a_pair_by_hand() -> None:
         ({"span": (1, 2), "distractors": [1]}, "distractors must hold one entry for each of 2 problems, got 1"),
         ({"span": (1, 2), "tags": {"of": [1, 2, 3]}}, "tags must hold one entry for each of 2 problems, got 3"),
         ({"span": (1, 2), "answers": [1, -1]}, "problem 1 .*whole numbers of 0 or more"),
+        ({"span": (1, 2), "answers": [[], 1]}, "problem 0 .*answer must be token ids"),
+        ({"span": (1, 2), "answers": [[[1]], 1]}, "problem 0 .*answer must be token ids"),
+        ({"span": "ab"}, "span must hold one entry for each of 2 problems, got 2"),
+        ({"span": (2, 2)}, "problem 0 .*span must be .first, one past the last. position"),
+        ({"span": (-1, 2)}, "problem 0 .*span must be .first"),
+        ({"span": ["a", "b"]}, "problem 0 .*span must be .first, .* got 'a'"),
     ],
 )
 def test_wrong_ids_are_named(given: dict[str, Any], words: str) -> None:
@@ -153,51 +173,27 @@ def test_a_file_of_pairs_is_read_line_by_line(tmp_path: Path) -> None:
     first, second = pairs_from_file(path)
     assert (first.id, first.span, first.problem.tags, second.spans) == ("one", (1, 3), {"kind": "a"}, ())
     path.write_text('{"ids": [1, 2], "answer": 3, "spam": 1}')
-    with pytest.raises(ValueError, match=r"pairs.jsonl, line 1: a pair is an object with ids and answer"):
+    with pytest.raises(ValueError, match=r"pairs.jsonl, line 1: a pair is an object with ids and answer, and of distr"):
         pairs_from_file(path)
+    for text, message in (
+        ("\n", " holds no pairs"),
+        ('{"ids": [1, 2], "answer": 3}', ", line 1: give a span whose effect"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"pairs.jsonl{message}"):
+            pairs_from_file(path)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A saved model of classes without a tokenizer, and a file of pairs beside it."""
-    from safetensors.torch import save_file
-
-    model, draw = hooked(d_vocab_out=3), np.random.default_rng(0)
-    made = tmp_path / "small"
-    made.mkdir()
-    names = "n_layers n_heads d_model d_head n_ctx d_vocab d_vocab_out act_fn attn_only normalization_type".split()
-    (made / "config.json").write_text(json.dumps({name: getattr(model.underlying.cfg, name) for name in names}))
-    save_file(
-        {name: value.contiguous() for name, value in model.underlying.state_dict().items()}, made / "model.safetensors"
-    )
-    with (made / "pairs.jsonl").open("w") as file:
-        for at in range(24):
-            ids = draw.integers(0, 9, 5).tolist()
-            row = {"ids": ids, "answer": int(draw.integers(0, 3)), "clean": [*ids[:2], (ids[2] + 1) % 9, *ids[3:]]}
-            file.write(json.dumps(row | {"tags": {"of": "ab"[at % 2]}, "span": [1, 3]}) + "\n")
-    return made
-
-
-@pytest.mark.filterwarnings("ignore:by=.*no stratum has enough problems")
-@needs_hooked_transformer
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param(["--by", "of", "--confirm", "12", "--report"], marks=pytest.mark.slow),
-        ["--mode", "sweep", "--contrast", "replaced", "--heads", "0:0,1:1"],
-    ],
-)
-def test_the_command_takes_a_file_of_pairs(folder: Path, tmp_path: Path, more: list[str]) -> None:
-    file, out = str(folder / "pairs.jsonl"), ["--no-progress", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, ["locate", "--model", str(folder), "--pairs", file, "--limit", "12", *more, *out])
+def test_the_command_takes_a_file_of_pairs(tmp_path: Path) -> None:
+    rows = [{"ids": [5, 6, at, 8], "answer": at, "clean": [5, 6, 3, 8], "span": [1, 3]} for at in (20, 21, 22)]
+    file, out = tmp_path / "pairs.jsonl", tmp_path / "out"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    more = ["--mode", "sweep", "--contrast", "replaced", "--heads", "0:0,1:1", "--limit", "2", "--no-progress"]
+    done = CliRunner().invoke(app, ["locate", "--model", "demo", "--pairs", str(file), "--out", str(out), *more])
     assert done.exit_code == 0, done.stderr
-    pairs, kept, model = pairs_from_file(file), mi.load(tmp_path / "out"), mi.load_model(folder)
-    if "--report" in more:
-        by_hand = mi.locate_heads(model, pairs[:12], confirm=pairs[12:], by="of", **QUIET)
-        assert repr(kept["LocatedHeads"]) == repr(by_hand) and (tmp_path / "out" / "report.html").is_file()
-    else:
-        swept = mi.patch_heads(model, pairs[:12], contrast="replaced", heads=["0:0", "1:1"], **QUIET)
-        np.testing.assert_allclose(kept["PatchScores"].effect, swept.effect, atol=1e-6)
+    options = {"contrast": "replaced", "heads": ["0:0", "1:1"], **QUIET}
+    swept = mi.patch_heads(mi.load_model("demo"), pairs_from_file(file, limit=2), **options)
+    np.testing.assert_allclose(mi.load(out)["PatchScores"].effect, swept.effect, atol=1e-6)
 
 
 @needs_hooked_transformer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mless_interp.prompts.problems import Problem, distinct, load_problems, overlap, whole_groups
+from mless_interp.prompts.problems import Problem, distinct, groups_of, load_problems, overlap, whole_groups
 
 Write = Callable[..., Path]
 
@@ -36,7 +36,7 @@ def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
     keys = {"solution": "S", "subject": "A", "system": "Y", "distractor": "4", "answer_prefix": "So: "}
     path = write(record(**keys, level=5, group=7, other="kept"))
     made = Problem("id-1", "What is 1?", "1", **keys, level="5", group="7", extra={"other": "kept"})
-    assert load_problems(path) == (made,)
+    assert load_problems(path) == (made,) and repr(load_problems(path)) == "<1 x Problem: id-1>"
 
 
 def test_blank_lines_line_ends_of_windows_and_byte_order_marks_are_read(write: Write) -> None:
@@ -146,6 +146,11 @@ def test_variants_without_a_group_are_told_with_the_pair_and_the_remedy() -> Non
     assert overlap(others) == "" == overlap([alike[1], *others])
     assert overlap([alike[3]], used=[alike[1]]) == told and overlap(alike[1:4:2], used=others) == ""
     assert overlap([replace(one, group=one.id) for one in alike]) == "", "the groups say what is a variant"
+    words = [f"w{at}" for at in range(24)]
+    for n_shared, n_words, said in ((14, 23, "'a' and 'b' share 10 of 19 runs of 5"), (14, 24, ""), (13, 17, "")):
+        other = [*words[:n_shared], *("x" + word for word in words[n_shared:n_words])]
+        both = problem("a", " ".join(words[:n_words])), problem("b", " ".join([*other, "and", "more"]))
+        assert said in (told := overlap(both)) and bool(told) == bool(said)
 
 
 def test_parts_of_a_list_share_no_group() -> None:
@@ -154,3 +159,4 @@ def test_parts_of_a_list_share_no_group() -> None:
     assert names == ["x0", "x1", "x2", "x3", "y0", "y1", "z0", "z1", "z2"], "the rest of y is left out"
     plain = [replace(each, group=None) for each in listed]
     assert whole_groups(plain, 6, 3) == tuple(plain)
+    assert groups_of(plain) == () and groups_of([plain[0], *listed[:4]]) == ("x0", "x", "y", "z", "x")

@@ -75,12 +75,14 @@ def test_a_chat_prompt_names_its_parts() -> None:
     assert not prompt.bos_added
 
 
+@pytest.mark.parametrize("shown", [None, " 1 + 1 ? 2\n\n", "\n"])
 @pytest.mark.parametrize("question", ["How many ?\n", "  How many ?", "How many ?"])
-def test_white_space_around_a_question_is_what_the_chat_template_makes_of_it(question: str) -> None:
-    problem = Problem(id="p", question=question, answer="3", system=" reason \n")
+def test_white_space_around_a_question_is_what_the_chat_template_makes_of_it(question: str, shown: str | None) -> None:
+    problem = Problem(id="p", question=question, answer="3", system=" reason \n", examples=shown)
     trims = with_template("{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }} [end]{% endfor %}")
     for tokenizer in (bytewise(), trims):
-        messages = [{"role": "system", "content": problem.system}, {"role": "user", "content": question}]
+        content = f"{shown or ''}{question}"
+        messages = [{"role": "system", "content": problem.system}, {"role": "user", "content": content}]
         whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert "".join(text for _, text in texts(tokenizer, build_prompt(tokenizer, problem, "chat"))) == whole
 
@@ -208,6 +210,7 @@ def test_a_tokenizer_that_cannot_tell_text_from_its_tokens_is_refused_with_the_p
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # so that "<eos>" is a word of the vocabulary
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<eos>")
+    assert spells_special(tokenizer, "a <eos>") and not spells_special(tokenizer, "a zebra <unk>")
     usual = Problem("p", "a b c", "1", system="b", distractor="2", solution="a 1", answer_prefix="Answer :")
     assert make_pairs(tokenizer, [usual], mi.Insertion.meaningless("/", 5))
     for part in ("question", "system", "answer", "distractor", "solution", "answer_prefix"):
