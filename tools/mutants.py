@@ -43,6 +43,11 @@ TOLD = (f"{LAWS}::test_it_tells_what_it_told", f"{LAWS}::test_a_problem_given_th
 """Those of LAWS that notice most."""
 
 
+def only(test: str, names: str) -> tuple[str, ...]:
+    """Return a test of these results or analyses alone."""
+    return tuple(f"{test}[{name}]" for name in names.split())
+
+
 @dataclass(frozen=True)
 class Room:
     """Which files are changed (`file.py::name`: that function alone), and which tests must notice, those that take seconds.
@@ -110,7 +115,32 @@ ROOMS = {
             ),
         ),  # without sweeps of spans anywhere, which take minutes
     ),
-    "circuits": Room(("mless_interp/circuits/*.py",), ("tests/circuits", "tests/app/test_circuit.py", LAWS, KEPT)),
+    "locating": Room(
+        tuple(f"mless_interp/circuits/{name}.py" for name in ("judge", "locate", "located")),
+        (
+            *(f"tests/circuits/test_{name}.py" for name in ("judge", "locate", "confirmation", "control", "strata")),
+            "tests/circuits/test_circuit_results.py",
+            *only(TOLD[0], "LocatedHeads Confirmation"),
+            *only(KEPT, "located"),
+        ),
+    ),
+    "edges": Room(
+        tuple(f"mless_interp/circuits/{name}.py" for name in ("cells", "circuit", "paths", "site_patches")),
+        (
+            *(f"tests/circuits/test_{name}.py" for name in ("paths", "sites", "importances", "circuit_results")),
+            "tests/app/test_circuit.py",
+            *only(TOLD[0], "PathEffects DirectEffects SitePatches PositionMap Circuit"),
+            *only(KEPT, "direct paths sites positions"),
+        ),
+    ),
+    "sets": Room(
+        tuple(f"mless_interp/circuits/{name}.py" for name in ("head_sets", "head_writes", "transfer")),
+        (
+            *(f"tests/circuits/test_{name}.py" for name in ("minimal_sets", "curves", "head_writes", "transfer")),
+            *only(TOLD[0], "MinimalSets CircuitCurve HeadWrites Transfer"),
+            *only(KEPT, "transfer writes"),
+        ),
+    ),
     "mechanism": Room(
         ("mless_interp/mechanism/*.py",),
         (
@@ -120,7 +150,9 @@ ROOMS = {
             *(f"tests/mechanism/test_{name}.py" for name in ("mediation", "span_reading")),
         ),  # without the MLPs of many architectures, which take minutes
     ),
-    "ground_truth": Room(("mless_interp/ground_truth/*.py",), ("tests/ground_truth", LAWS)),
+    "ground_truth": Room(
+        ("mless_interp/ground_truth/*.py",), ("tests/ground_truth", *only(TOLD[0], "Certificate HookComparison"))
+    ),
     "grading": Room(
         tuple(f"mless_interp/answers/{name}.py" for name in ("compare", "equivalence", "graders", "latex")),
         ("tests/answers/test_graders.py", "tests/answers/test_spelling.py"),

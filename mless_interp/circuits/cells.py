@@ -55,7 +55,7 @@ class Cells(Parts, Grouped, Generic[Cell]):
         return columns
 
     def table(self) -> pd.DataFrame:
-        """One row per cell: `k` of `n` problems with more than the smallest effect in `sense`, `prevalence`, `p_corrected`
+        """Return a row per cell: `k` of `n` problems with more than the smallest effect in `sense`, `prevalence`, `p_corrected`
         (Holm over cells and senses), `median` and `share` of the total; means describe."""
         return Table({**self._named(), **self.claim_columns()})
 
@@ -106,7 +106,7 @@ def of_cells(name: str) -> property:
 
 
 def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
-    """`ModelError` unless what single heads of these layers write can be told from their weights, before anything runs."""
+    """Raise `ModelError` unless the weights tell what single heads of these layers write, before anything runs."""
     model.need_layers(what)
     if model.quantised:
         raise ModelError(f"{what} reads weights, which are quantised ({model.quantised}): load bfloat16 or float32")
@@ -128,7 +128,7 @@ def has_mlps(model: Model) -> bool:
 
 
 def named_on(heads: object, problem_ids: Sequence[str]) -> dict[str, int]:
-    """For settings: how many of these problems the heads were named on."""
+    """Return, for settings, how many of these problems the heads were named on."""
     if not isinstance(heads, LocatedHeads):
         return {}
     return {"named_on_these": len(set(problem_ids) & set(heads.problem_ids))}
@@ -168,7 +168,7 @@ class Flow(Engine):
         return self._put(here, there[:, self.there.to(there.device)])
 
     def _put(self, old: Tensor, new: Tensor) -> Tensor:
-        """What changes where `new` takes its place among the receiving run's rows; nothing in rows that the donor lacks."""
+        """Return what changes where `new` takes its place among the receiving run's rows; 0 in rows that the donor lacks."""
         change, at = torch.zeros_like(old), self.here.to(old.device)
         change[:, at] = new.to(old) - old[:, at]
         return change
@@ -192,7 +192,7 @@ class Flow(Engine):
         return torch.where(_touched(change), self._mlp(layer, base + change) - old, 0)
 
     def head_answers(self, head: Head, change: Tensor, inputs: str, *, sender: object) -> Tensor:
-        """What a head writes more where `change` is added to the stream that its own q, k or v (`inputs`) is made of; `sender`
+        """Return what a head writes more where `change` is added to what its own q, k or v (`inputs`) is made of; `sender`
         names the change, of which the projections are kept."""
         layer, at = head.layer, head.head
         q, k, v = self.kept("projected", (layer, sender), lambda: self._projected(layer, change))
@@ -212,7 +212,7 @@ class Flow(Engine):
         return self.output(layer).change(run.z[layer], at, (attended(*mixed) - before)[:, :, 0])
 
     def _projected(self, layer: int, change: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q of the changed rows, k and v of all, where `change` is added to the layer's input."""
+        """Return q of the changed rows, k and v of all, where `change` is added to the layer's input."""
         run, start = self.receiving, self.receiving.start
         resid, positions = run.resid_pre[layer], run.inputs.positions[:, start:]
         project = lambda x: self.layers.project(layer, x, positions)  # noqa: E731
@@ -228,7 +228,7 @@ class Flow(Engine):
 
 
 def mlp_reads(layers: Layers, layer: int) -> int:
-    """The stage of the stream that a layer's MLP reads: before its attention where the two are parallel, else after it."""
+    """Return the stage of the stream that a layer's MLP reads: before its attention if the two are parallel, else after."""
     return 2 * layer + (0 if layers.parallel(layer) else 1)
 
 

@@ -142,7 +142,7 @@ class _Measured:
         self._known: dict[tuple[str, Members], np.ndarray] = {}
 
     def effects(self, side: str, sets: Sequence[Sequence[Head]]) -> np.ndarray:
-        """What each set brings, or takes away, `[problem, set]`: against a run beside it with nothing opened, or closed."""
+        """Return what each set brings, or takes, `[problem, set]`: against a run beside it with nothing opened, or closed."""
         asked = [(side, tuple(sorted(each))) for each in sets]
         new = [each for each in dict.fromkeys(asked) if each not in self._known]
         if new:
@@ -287,7 +287,7 @@ class MinimalSets(Result):
         return here, replace(here, total=self.fresh_total, claimed=here.direction, groups=self.fresh_groups)
 
     def test(self, each: HeadSet) -> Prevalence:
-        """In how many fresh problems a set does more than `share` of that problem's own effect, if it has one of that sign."""
+        """Count the fresh problems in which a set does more than `share` of the problem's own effect, if that has its sign."""
         there = self.wholes[1]
         whole, own = there.turned(self.fresh_total), there.turned(each.own)
         more = there.units(np.minimum(own - self.share * whole, whole)[:, None])
@@ -305,7 +305,7 @@ class MinimalSets(Result):
         return {each.side: bool(shown) for each, shown in zip(self.both, sure, strict=True)}
 
     def growth(self, each: HeadSet) -> pd.DataFrame:
-        """One row per set that was tried, the steps in order, then the swaps: its `share` where it was sought, `fresh_share` on
+        """Return a row per set that was tried, steps in order, then swaps: its `share` where it was sought, `fresh_share` on
         other problems; `changed` says which head came or went."""
         every = [*each.steps, *each.swaps]
         before = [*((), *each.steps)[: len(each.steps)], *(each.heads for _ in each.swaps)]
@@ -320,7 +320,7 @@ class MinimalSets(Result):
         return pd.DataFrame(columns | interval_columns("fresh_share", there.share(each.fresh)))
 
     def table(self) -> pd.DataFrame:
-        """One row per set: the share reached on either half, k of n fresh problems, p; NaN where there is no such set."""
+        """Return a row per set: the share reached on either half, k of n fresh problems, p; NaN where there is no such set."""
         rows, there = [], self.wholes[1]
         for each, p in zip(self.both, self.p, strict=True):
             test, grown = self.test(each), self.growth(each).drop(columns=["set", "changed", "n_heads", "heads"])
@@ -336,7 +336,7 @@ class MinimalSets(Result):
         return Quantity(WHOLE, True, "p_corrected")
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per set that was measured and problem, of both sides and both halves (`half`: "search" or "fresh")."""
+        """Return one tidy row per measured set and problem, of both sides and both halves (`half`: "search" or "fresh")."""
         frames = [pd.DataFrame(columns=["side", "half", "set", "heads", "problem", "effect", "total"])]
         for each in self.both:
             tried = [*(("step", heads) for heads in each.steps), *(("swap", heads) for heads in each.swaps)]
@@ -384,7 +384,7 @@ class MinimalSets(Result):
 
 
 def rank_among(whole: Effect, own: np.ndarray, random: np.ndarray) -> float:
-    """p of a set `[problem]` by the rank of its median among random sets' `[problem, set]` and its own; NaN without any."""
+    """Rank a set `[problem]`: p of its median among random sets' `[problem, set]` and its own; NaN without any."""
     if not (n := random.shape[1]):
         return float("nan")
     mine, others = (whole.cell_medians(whole.turned(each)).estimate for each in (own, random))

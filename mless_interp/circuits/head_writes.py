@@ -137,15 +137,14 @@ def _of_unit(flow: Flow, heads: Sequence[Head]) -> list[dict[str, np.ndarray]]:
 
 
 def _relative(scores: Tensor, visible: Tensor, rows: Tensor, base: Tensor) -> Tensor:
-    """Scores less their mean over the `base` keys `[b, src]` that each row sees, mean over rows, `[b, H, src]`; NaN: unseen."""
+    """Subtract from scores their mean over `base` keys `[b, src]` a row sees: mean over rows, `[b, H, src]`; NaN: unseen."""
     seen = visible[:, :, rows.to(visible.device)]
     scores = scores[:, :, rows.to(scores.device)].where(seen, 0)
     among = seen & base[:, None, None]
     n_base = among.sum(-1, keepdim=True)
     seen = seen & (n_base > 0)
-    relative = (scores - scores.where(among, 0).sum(-1, keepdim=True) / n_base.clamp(min=1)).where(seen, 0)
-    count = seen.sum(2)
-    return relative.sum(2) / count.where(count > 0, torch.nan)
+    relative = (scores - scores.where(among, 0).sum(-1, keepdim=True) / n_base).where(seen, 0)
+    return relative.sum(2) / seen.sum(2)
 
 
 def _places(pair: PromptPair) -> dict[tuple[int, int], list[int]]:
@@ -157,19 +156,19 @@ def _places(pair: PromptPair) -> dict[tuple[int, int], list[int]]:
 
 
 def _n_known(model: Model) -> int:
-    """Classes, or tokens that the tokenizer has; a vocabulary may be padded with rows that are none."""
+    """Count classes, or tokens that the tokenizer has; a vocabulary may be padded with rows that are none."""
     known = model.info.d_vocab if model.tokenizer is None else len(model.tokenizer)
     return model.info.n_classes or min(known, model.info.d_vocab)
 
 
 def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of the largest and of the smallest mean `[head, written, 2 top]`, and each problem's changes of their logits."""
+    """Find tokens of the largest and the smallest mean `[head, written, 2 top]`, and each problem's changes of their logits."""
     layers = model.need_layers("what_it_writes").layers
     like = model.attention_output(layers.n_layers - 1).weights
     known = _n_known(model)
 
     def changes(at: int) -> Tensor:
-        """Of one problem, `[head, written, token]`."""
+        """Return those of one problem, `[head, written, token]`."""
         x, written = (torch.from_numpy(each[at]).to(like) for each in (stream, wrote))
         with model.turn(), torch.no_grad():
             logits = layers.unembed(torch.cat([x[None], x - written.flatten(0, 1)]))[:, :known].double()
@@ -186,7 +185,7 @@ def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> 
 def _looked_at(
     pairs: Sequence[PromptPair], scores: Sequence[np.ndarray], top: int
 ) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
-    """The keys of the largest and of the smallest mean score, for each head, and each problem's scores `[problem, head, 2 top]`
+    """Find each head's keys of the largest and the smallest mean score, and each problem's scores `[problem, head, 2 top]`
     (NaN where it has no such token); -1 where there are too few."""
     of_problem = [dict(zip(_places(pair), each.T, strict=True)) for pair, each in zip(pairs, scores, strict=True)]
     counts = Counter(key for known in of_problem for key in known)
@@ -207,7 +206,7 @@ def _looked_at(
 
 
 def _text(model: Model, token: int, *, written: bool = False) -> str:
-    """A token as it stands in a text (with its space); where its bytes are no text, as the vocabulary spells it; or its id."""
+    """Write a token as it stands in a text (with space), as the vocabulary spells it if its bytes are no text, or its id."""
     tokenizer = model.tokenizer
     if tokenizer is None or (written and model.info.n_classes is not None):
         return str(token)
@@ -254,7 +253,7 @@ class HeadWrites(Result):
         return defined_mean(self.values, axis=0)
 
     def of(self, head: Head | str, kind: str = "change") -> tuple[list[str], list[str]]:
-        """Tokens promoted (preferred), the largest first, and suppressed (avoided), the smallest first, beyond rounding."""
+        """Name tokens promoted (preferred), largest first, and suppressed (avoided), smallest first, beyond rounding."""
         at, which = self.heads.index(Head.parse(str(head))), KINDS.index(kind)
         up, down = ([self.tokens[at][which][place] for place in self._told(at, which, sign)] for sign in (1, -1))
         return up, down
@@ -266,7 +265,7 @@ class HeadWrites(Result):
         return [place for place in places if sign * mean[place] > rounding]
 
     def table(self) -> pd.DataFrame:
-        """A row per head, kind and token: its mean (`amount`) and standard deviation (`spread`) over the `n` problems that have
+        """Give a row per head, kind and token: mean (`amount`) and standard deviation (`spread`) over `n` problems that have
         it, and in how many (`k`) it has the mean's sign."""
         spread, rows = np.sqrt(defined_mean((self.values - self.means) ** 2)), []
         for (at, head), (which, kind) in product(enumerate(self.heads), enumerate(KINDS)):

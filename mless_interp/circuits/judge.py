@@ -38,11 +38,6 @@ class Kind:
     mediates: bool
     says: str
 
-    @classmethod
-    def parse(cls, line: str) -> "Kind":
-        name, letters, side, parts, says = (part.strip() for part in line.split("|"))
-        return cls(name, letters, side, "reads" in parts, "mediates" in parts, says)
-
 
 _KINDS = """
     reader | R | both | reads | reads the span by itself, and what it reads carries the effect
@@ -62,7 +57,11 @@ _KINDS = """
     negligible | | | | shown to do less than the smallest effect in most problems
     undecided | | | | neither shown to carry the effect nor shown not to
 """
-KINDS: dict[str, Kind] = {kind.name: kind for kind in map(Kind.parse, _KINDS.strip().splitlines())}
+_LINES = [[part.strip() for part in line.split("|")] for line in _KINDS.strip().splitlines()]
+KINDS: dict[str, Kind] = {
+    name: Kind(name, letters, side, "reads" in parts, "mediates" in parts, says)
+    for name, letters, side, parts, says in _LINES
+}
 """Every verdict: carriers pass on both sides, other named heads on one."""
 _OF_MORE = ("conditional reader", "specialist")  # which follow from more than the side and its two parts
 _BY_PARTS = {(kind.side, kind.reads, kind.mediates): name for name, kind in KINDS.items() if name not in _OF_MORE}
@@ -77,7 +76,7 @@ def measured(values: dict[str, np.ndarray], measure: str) -> np.ndarray:
 
 
 def few_problems(n: int, n_heads: int, confidence: float, *, per_head: int = PER_HEAD) -> str:
-    """What to say where so few problems cannot name (or, with one test `per_head`, confirm) any of so many heads; else ""."""
+    """Say that so few problems cannot name (or, with one test `per_head`, confirm) any of so many heads; "" where they can."""
     needed, again = fewest_for(per_head * n_heads, confidence), per_head == 1
     heads = "a head" if n_heads == 1 else f"any of {n_heads} heads"
     few = f"{count_of(n, 'problem')} {'is' if n == 1 else 'are'} too few to {'confirm' if again else 'name'} {heads}"
@@ -178,7 +177,7 @@ class Judged:
         return {side: test.of(1 + self.large.index(stratum)) for side, test in self._tests.items()}
 
     def _passed(self, tests: dict[str, Prevalence]) -> dict[str, np.ndarray]:
-        """side -> the sense in which each head passed, 0 for neither, `[head]`."""
+        """Return side -> the sense in which each head passed, 0 for neither, `[head]`."""
         sure = {side: self._sure(test.p_corrected).astype(int) for side, test in tests.items()}
         own = self.claims  # tested in the claimed sense alone
         return {side: each[0] - each[1] if own is None else each[0] * own.senses for side, each in sure.items()}
@@ -218,7 +217,7 @@ class Judged:
         return np.where(removed & added, "both", np.where(removed, "removed", np.where(added, "added", "")))
 
     def counted(self, measure: str, tested: np.ndarray | None = None) -> Prevalence:
-        """In how many problems a measure exceeds delta in each head's own (or claimed) sense, `[1, head]`."""
+        """Count in how many problems a measure exceeds delta in each head's own (or claimed) sense, `[1, head]`."""
         own = self.sense if self.claims is None else self.claims.senses
         values = measured(self.values, measure) * np.where(own == 0, 1, own)
         return self.effect.prevalence(values, senses=(1,), tested=tested)

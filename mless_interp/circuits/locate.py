@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.arguments import Arguments, check_count, check_share, checked, one_of
+from ..core.arguments import Arguments, check_count, check_share, checked, listed, one_of
 from ..core.heads import Head
 from ..models.base import Model, refuse_without_gradients
 from ..patching.attribution import attribute_heads
@@ -164,7 +164,7 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     """Check the problems to confirm on: none of them was used, insertion and prompt are the same."""
 
     def known(pair: PromptPair) -> set[object]:
-        """By what a problem is recognised: variants have a group, token ids may have any clean prompt."""
+        """Return by what a problem is recognised: variants have a group, token ids may have any clean prompt."""
         own = pair.problem
         return {pair.id, own.group or own.id, ("asked", own.asked), *([pair.inserted.ids] if pair.given else [])}
 
@@ -179,7 +179,7 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
         each = ({getattr(pair, what) for pair in prepared.bare} for prepared in (used, fresh))
         ours, other = (sorted({one.label if isinstance(one, Given) else str(one) for one in some}) for some in each)
         if ours != other:
-            there, here = (", ".join(names)[:99] for names in (other, ours))
+            there, here = map(listed, (other, ours))
             than = f"another {what} ({there}) than those that name the heads ({here})"
             raise ValueError(f"the problems to confirm on have {than}: make both with the same one")
     return fresh
@@ -255,7 +255,7 @@ def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, o
 
 
 def check_controls(pairs: Sequence[PromptPair]) -> None:
-    """Controls are matched to one insertion: `ValueError` where the pairs have several, or prompts of several templates."""
+    """Raise `ValueError` where controls cannot be matched to one insertion: the pairs have several, or several templates."""
     every = {
         "insertions": [pair.insertion.label for pair in pairs],
         "templates": [str(pair.template) for pair in pairs],
@@ -268,7 +268,7 @@ def check_controls(pairs: Sequence[PromptPair]) -> None:
 
 
 def draws_beside(own: Insertion, n_draws: int, seed: int) -> list[int]:
-    """Draws of random words to hold against an insertion: without its own, if it is one of them."""
+    """Return draws of random words to hold against an insertion: without its own, if it is one of them."""
     drawn = own.kind == "random_sentence" and own.seed == seed
     return [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
 
@@ -329,7 +329,7 @@ class Controls:
     def _other_insertions(
         self, prepared: Prepared, named: Sequence[Head], left_out: dict[str, str], control_prompts: dict[str, str]
     ) -> Values:
-        """The measures of the named heads with something else in the same place and of the same length; `random_size_removed`,
+        """Measure the named heads with something else in the same place and of the same length; `random_size_removed`,
         `_added`: the mean over draws of |z patch|, so that opposite signs do not hide each other."""
         own, n_tokens, seed = prepared.bare[0].insertion, prepared.bare[0].n_inserted, self.options.seed
 
@@ -358,7 +358,7 @@ class Controls:
             return held
 
     def _matched_mass(self, prepared: Prepared, named: Sequence[Head]) -> Values:
-        """As much attention taken elsewhere: mean over draws, and mean over draws of its size."""
+        """Take as much attention elsewhere: mean over draws, and mean over draws of its size."""
         edits = [MatchedMassKnockout(seed=self.options.seed, draw=draw) for draw in range(self.draws)]
         sweeps = {f"matched-{at}": Sweep.named(self.contrast.name, edit=edit) for at, edit in enumerate(edits)}
         runs = sweep_heads(prepared, sweeps, named, options=self.options.part("matched-mass", named))

@@ -193,7 +193,7 @@ class Confirmation(Verdicts, Result):
         return p, within
 
     def _p_of(self, head: Head, side: str, sense: int | float, inside: np.ndarray) -> float:
-        """Of a claim about some of the problems, boolean `[problem]`: the larger p of its sides; NaN where there are none."""
+        """Return, of a claim about some problems, boolean `[problem]`, the larger p of its sides; NaN where there are none."""
         at, wanted = self.heads.index(head), [z for each, z in SIDES.items() if side in ("both", each)]
         own = sense * np.stack([measured(self.values, z)[:, at] for z in wanted], 1)
         return float(self.judged.effect.prevalence(np.where(inside[:, None], own, np.nan), senses=(1,)).p.max())
@@ -213,7 +213,7 @@ class Confirmation(Verdicts, Result):
         return tuple(compress(self.heads, self.control_table()["p_specific"] < self.judged.effect.level))
 
     def table(self) -> pd.DataFrame:
-        """One row per head: claim, verdict here, counts of problems, corrected p of each side, median, share, controls."""
+        """Return a row per head: claim, verdict here, counts of problems, corrected p of each side, median, share, controls."""
         columns: dict[str, object] = results.head_columns(self.heads) | {
             "claimed": list(self.kinds),
             "sense": np.where(self.senses > 0, "with", "against"),

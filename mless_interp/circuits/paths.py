@@ -124,14 +124,14 @@ class Way:
 
 
 def _written(layers: Layers, node: Node) -> int:
-    """From which stage on what it writes is in the stream; of the logits, where their change enters."""
+    """Return from which stage on what it writes is in the stream; of the logits, where their change enters."""
     if isinstance(node, str):
         return 2 * layers.n_layers
     return stage(layers, node.layer, "mlp" if isinstance(node, Mlp) else "attention")
 
 
 def _reads(layers: Layers, node: Node) -> int:
-    """The stage of the stream that it reads."""
+    """Return the stage of the stream that it reads."""
     if isinstance(node, Mlp):
         return cells.mlp_reads(layers, node.layer)
     return 2 * (node.layer if isinstance(node, Head) else layers.n_layers)
@@ -191,7 +191,7 @@ def trace_paths(
     options = RunOptions(checkpoint, progress, seed)
 
     def place_of(at: int) -> tuple[int, int, str]:
-        """Where receivers write; within a layer sender by sender, so that projections are shared."""
+        """Sort by where receivers write; within a layer sender by sender, so that projections are shared."""
         receiver = chosen[at].receiver
         return _written(layers, receiver), (Head, Mlp, str).index(type(receiver)), str(chosen[at])
 
@@ -431,7 +431,7 @@ def direct_effects(
     ways = [Way(head, way) for head in chosen for way in WAYS]
 
     def changes(flow: cells.Flow) -> Iterator[tuple[int, int, Tensor]]:
-        """The whole effect of each head stands in the place of its indirect one."""
+        """Put the whole effect of each head in the place of its indirect one."""
         for head in sorted(chosen):
             yield 2 * chosen.index(head) + 1, _written(flow.layers, head), flow.head_writes(head)
         for head in sorted(chosen):

@@ -197,14 +197,12 @@ def _counted(found: Made, name: str, n_rows: int) -> Made:
 
 def _tokens(prepared: Prepared, sweep: Sweep, n_rows: int) -> dict[str, Token]:
     """Return tokens by name: of the question, and of the span where its rows change; positions where some have no span."""
+    ends = [*range(n_rows), *range(-n_rows, 0)]
     if not all(pair.spans for pair in prepared.bare):
         lengths = {len(pair.inserted) for pair in prepared.bare}
-        n = min(n_rows, max(lengths))
-        ends = [*range(n), *range(-n, 0)]
         if len(lengths) == 1:  # each position has one name, from the beginning
             ends = sorted({at % max(lengths) for at in ends})
         return {**{f"{POSITION}{at}": (POSITION, at) for at in ends}, ALL: (ALL, None)}
-    ends = [*range(n_rows), *range(-n_rows, 0)]
     found: dict[str, Token] = {**{str(at): ("", at) for at in ends}, ALL: (ALL, None)}
     if sweep.contrast.changes_from == "after":
         return found

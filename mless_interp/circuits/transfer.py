@@ -160,14 +160,14 @@ def _places(heads: Sequence[Head], layers: list[int]) -> tuple[list[int], list[i
 
 
 def _moving(means: Means, heads: Sequence[Head], layers: list[int]) -> Means:
-    """Lambda and Sigma that move these heads and no others, of which lambda is 1 and Sigma 0."""
+    """Return lambda and Sigma that move these heads and no others, of which lambda is 1 and Sigma 0."""
     (lam, sigma), inside = means, np.zeros(means[0].shape, dtype=bool)
     inside[_places(heads, layers)] = True
     return np.where(inside, lam, 1.0), np.where(inside[..., None], sigma, 0.0)
 
 
 def _given(problems: Prepared, at: int, contrast: Contrast, layers: list[int], edits: Means) -> dict[str, np.ndarray]:
-    """What each edit brings to one problem's clean run, against a row of the same pass that is not edited, and both ends."""
+    """Return what each edit brings to a problem's clean run, against a row of the same pass without edit, and both ends."""
     model, runs = problems.model, problems.runs((at,))
     inputs, start = runs.inputs(contrast.clean), contrast.start(runs.first, CONDITIONS[contrast.clean])
     read, length = runs.read(contrast.clean), runs.length(contrast.clean)
@@ -253,7 +253,7 @@ class Transfer(Cells[str], Result):
         return self.whole.prevalence(self.per_cell[:, :1] - self.per_cell[:, 1:], senses=(1,))
 
     def table(self) -> pd.DataFrame:
-        """One row per cell, as of any part of an effect; `spearman`, the rank correlation with the total over problems; of
+        """Give one row per cell, as of any part of an effect; `spearman`, the rank correlation with the total over problems; of
         controls `exceeded` problems in which the heads bring more by more than the smallest effect, and its corrected p."""
         more = self.exceeds if len(self.cells) > 1 else None
         total, ranks = self.whole.units(self.total_effect), []

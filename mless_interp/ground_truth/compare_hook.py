@@ -294,7 +294,7 @@ def _changed(model: Model, name: str, right: Activations, hooked: Activations) -
 
 
 def _why_none(model: Model, calls: Counter[str]) -> str:
-    """Why a hook has no effect, where that is known."""
+    """Say why a hook has no effect, where that is known."""
     if never := [name for name, n in calls.items() if not n]:
         flag = " (it needs set_use_attn_result(True))" if any("hook_result" in name for name in never) else ""
         return f": nothing passes at {listed(never)}{flag}"
@@ -303,7 +303,7 @@ def _why_none(model: Model, calls: Counter[str]) -> str:
 
 
 def _span(what: str, places: Sequence[int]) -> str:
-    """Places as a range where they are one, else their number."""
+    """Write places as a range where they are one, else their number."""
     if len(places) == 1:
         return f"{what} {places[0]}"
     whole = places[-1] - places[0] + 1 == len(places)
@@ -337,7 +337,7 @@ def _rows_of(model: Model, run: Activations, head: Head, name: str) -> Tensor:
 
 
 def _candidates(model: Model, run: Activations, head: Head, of: str) -> Iterator[tuple[str, Tensor]]:
-    """What a capture could be instead, with its words: the head itself at other rows, other heads, what attention adds."""
+    """Yield what a capture could be instead, in words: the head itself at other rows, other heads, what attention adds."""
     layers = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
     numbers = sorted(range(model.info.n_heads), key=lambda number: number != head.head)
     for name in sorted((*OF_HEADS, *ROTATED), key=lambda name: name != f"attn.hook_{of}"):

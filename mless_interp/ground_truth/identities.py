@@ -69,7 +69,7 @@ class Case:
         return self.runs[condition]
 
     def scores(self, condition: str, layer: int = 0) -> Tensor:
-        """Attention scores `[H, T, K]` from queries and keys as they enter them, -inf where not visible."""
+        """Return attention scores `[H, T, K]` from queries and keys as they enter them, -inf where not visible."""
         q, k = (self.run(condition)[site(layer, f"attn.hook_rot_{part}")] for part in "qk")
         rule, visible = self.model.attention_rule(layer), self.model.visible(self.pair.condition(condition))[layer]
         return with_sinks(masked_scores(q, k, visible.to(q.device), rule), rule.column)[0]
@@ -89,17 +89,17 @@ class Case:
         return Layer(pattern, values, z.transpose(0, 1), own, with_extra(visible, rule, value=True).to(pattern.device))
 
     def parts(self, layer: Layer) -> tuple[Tensor, Tensor]:
-        """lambda `[H, shared]` and Sigma `[H, shared, d]` of a run with the span."""
+        """Return lambda `[H, shared]` and Sigma `[H, shared, d]` of a run with the span."""
         span = layer.mask(self.pair.span_mask)
         lam = metrics.retained_mass(layer.pattern, span=span, visible=layer.visible)[:, self.pair.shared]
         return lam, span_output(layer.pattern, layer.v, span=span, visible=layer.visible)[:, self.pair.shared]
 
     def shared(self, values: Tensor) -> Tensor:
-        """`[H, T, ...]` at the tokens that both prompts have."""
+        """Return `[H, T, ...]` at the tokens that both prompts have."""
         return values[:, self.pair.shared]
 
     def edited(self, intervention: Intervention, donor: str = "masked") -> Tensor:
-        """Head outputs `[b, Q, H, d]` of the inserted run's layer 0, each head edited alone; `donor` is another condition."""
+        """Edit each head of the inserted run's layer 0 alone: outputs `[b, Q, H, d]`; `donor` is another condition."""
         start, inputs, span = self.pair.span[1], self.pair.condition(donor), self.pair.span_mask[None]
         receiving = self.model.record(self.pair.condition("inserted"), start=start)
         given = self.model.record(inputs, start=inputs.n_tokens - self.pair.n_after)
@@ -332,7 +332,7 @@ IDENTITIES = (
 
 
 def tolerance_of(model: Model) -> float:
-    """Largest relative error allowed to a first-layer identity: methods §6."""
+    """Return the largest relative error allowed to a first-layer identity: methods §6."""
     if model.info.dtype == "float64":
         return 1e-5 if model.float32_softmax else 1e-10  # Hugging Face's eager softmax is float32
     return 1e-4 if model.info.dtype == "float32" else 2e-2

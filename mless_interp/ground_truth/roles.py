@@ -97,7 +97,7 @@ class Roles:
         return head not in {*self.relayed, *self.recalls} and self.reads_from.get(head) != {ANSWER_ROW}
 
     def edges(self) -> dict[tuple[str, str], str]:
-        """(sender, receiver) -> through what of the receiver ("q", "v", or "" for the last MLP and the logits)."""
+        """Return (sender, receiver) -> through what of the receiver ("q", "v", or "" for the last MLP and the logits)."""
         last, readers = f"MLP{self.n_layers - 1}", self.usual
         answering = (*readers, *self.against, *self.relayed, *self.recalls, *self.mediators)
         found = {(str(head), last): "" for head in answering if self.direct(head)}
@@ -108,7 +108,7 @@ class Roles:
         return found | {(last, "logits"): ""}
 
     def expected(self, head: Head, contrast: str = "content") -> Expected:
-        """The verdict that a head must get in most problems of a model that has readers; where spans think (`recalls`), of one
+        """Return the verdict a head must get in most problems of a model with readers; where spans think (`recalls`), of one
         that stands after the question."""
         kind = "rare" if head in self.rare else self.kinds.get(head, "idle")
         if contrast == "computed":
@@ -231,7 +231,7 @@ def _by_kind(fields: Mapping[str, Any]) -> dict[str, list[Head]]:
 
 
 def named_in(tokens: Iterable[str] | None) -> float:
-    """The share of problems of two numbers (drawn from `NUMBERS` without replacement) that name one of `tokens`; 1 where the
+    """Return the share of problems of two numbers (of `NUMBERS` without replacement) that name one of `tokens`; 1 where the
     row of the answer is among them, or where there is no restriction."""
     if tokens is None or ANSWER_ROW in set(tokens):
         return 1.0
@@ -259,7 +259,7 @@ def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[H
 
 
 def _of_the_usual(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head, float]]:
-    """Shares and gains of the readers that act in most problems (their shares add up to 1), and of mediators.
+    """Return shares and gains of the readers that act in most problems (their shares add up to 1), and of mediators.
 
     As equal as the layers allow: what the mediators up to some layer carry is at most `_MOST_MEDIATED` of what the
     readers before that layer contribute, so where few readers come first, they get more. Where readers look from rows of
@@ -304,7 +304,7 @@ def _check_smallest(share: float, readers: list[Head], mediators: tuple[Head, ..
 
 
 def _gains(shares: Mapping[Head, float], roles: Roles, given: Mapping[Head, float]) -> dict[Head, float]:
-    """Output gains that give the shares: a reader acts on its own and through every later mediator.
+    """Return output gains that give the shares: a reader acts on its own and through every later mediator.
 
     share(reader) = gain(reader) * (direct + the rows of numbers it looks from * sum of later mediators' gains);
     share(mediator) = gain(mediator) * sum of earlier readers' gains, unless given. Solved by iteration, a contraction.

@@ -102,7 +102,7 @@ def build_tokenizer(tokens: Sequence[str], *, model_max_length: int) -> PreTrain
 def draw_records(
     vocabulary: Vocabulary, n: int, *, seed: int, name: str, n_clauses: tuple[int, int] = (0, 3), swap: bool = False
 ) -> list[dict[str, str | int]]:
-    """`n` problems as a problem file has them (`Problem.from_dict`); problem i depends on `seed` and i only."""
+    """Draw `n` problems as a problem file has them (`Problem.from_dict`); problem i depends on `seed` and i only."""
 
     def draw(i: int) -> dict[str, str | int]:
         rng = random.Random(f"planted problem {seed} {i}")

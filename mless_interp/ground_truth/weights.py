@@ -160,7 +160,7 @@ class PlantedWeights:
         return rows
 
     def _attention(self, layer: int, normal: _Normal) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Query, key, value and output matrices of one layer, `[out, in]` as in Hugging Face."""
+        """Return query, key, value and output matrices of one layer, `[out, in]` as in Hugging Face."""
         d, channel = self.d_head, self.channel
         # dimensions of a key that RoPE (Hugging Face's pairs i, i + d / 2) hardly turns
         slow = [i for i in range(d // 2) if ROPE_THETA ** (-i / (d // 2)) * _TURN_POSITIONS < _MAX_TURN]
@@ -195,7 +195,7 @@ class PlantedWeights:
         return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), o.transpose(0, 1).reshape(self.d_model, -1)
 
     def _scores(self, head: Head, normal: _Normal) -> list[tuple[str, str, float]]:
-        """The scores that a head gives to features of a key: (feature, the query's channel, score). From the constant channel
+        """Return a head's scores of features of a key: (feature, the query's channel, score). From the constant channel
         they are the same in every row; from another they count only where that channel is on."""
         lift = 0.2 * float(normal(1, scale=1.0).clamp(-2, 2))
         sees = 2.0 + lift if self.roles.combine == "sum" else 3.5 + lift
@@ -243,7 +243,7 @@ class PlantedWeights:
         return [writes[kind]] if kind in writes else []  # silent
 
     def _mlp(self, layer: int, normal: _Normal) -> tuple[Tensor, Tensor, Tensor]:
-        """Gate, up and down matrices: noise, but the last MLP multiplies the copied numbers by the answer's factor."""
+        """Return gate, up and down matrices: noise, but the last MLP multiplies the copied numbers by the answer's factor."""
         gate = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)
         up = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)
         down = normal(self.d_model, self.d_mlp, scale=self.noise)

@@ -15,7 +15,7 @@ import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.app.circuit import page_of, pictures_of
 from mless_interp.app.run_folder import Kept
-from mless_interp.circuits.circuit import OF_EDGES, PARTS, largest_heads
+from mless_interp.circuits.circuit import OF_EDGES, PARTS, _too_many_edges, _why_not, largest_heads
 
 FILLER = mi.Insertion.meaningless(n_tokens=6)
 QUIET: dict[str, Any] = {"n_rows": 2, "progress": False}
@@ -82,6 +82,14 @@ def test_parts_are_those_that_were_asked_for_and_what_is_left_out_has_its_reason
         others = fresh and pairs[n : n + fresh]
         with pytest.raises(ValueError, match=words):
             mi.trace_circuit(model, pairs[:n], ["L0H2"], fresh=others, parts=[part], **QUIET)
+    chosen = [mi.Head(0, 2), mi.Head(1, 4)]
+    assert [bool(_too_many_edges(model, chosen, n)) for n in (11, 12)] == [True, False]
+    assert (
+        _why_not(pairs[:6], pairs[6:13], "content")["sets"]
+        == _why_not(pairs[:6], pairs[6:14], "content")["transfer"]
+        == ""
+    )
+    assert "there is 1 and 0" in _why_not(pairs[:1], None, "content")["sets"]
     computed = {"contrast": "computed", "parts": ["sites", "positions", "transfer"]}
     found = mi.trace_circuit(model, pairs[:2], ["L0H2"], **computed, **QUIET)
     assert list(found.parts()) == ["sites", "positions"] and "content contrast only" in found.left_out["transfer"]

@@ -1,5 +1,6 @@
 """What named heads are held against: specificity by hand, controls of a planted model, and insertions that are controls."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,16 @@ from mless_interp.circuits.judge import KINDS, LEAST_MATCHED, MEASURES, Claims, 
 from mless_interp.circuits.locate import Controls, draws_beside, locate_heads
 from mless_interp.core.heads import Head
 from mless_interp.patching.effect import Effect
+from mless_interp.patching.interventions import MatchedMassKnockout
 from mless_interp.patching.prepared import prepare
-from mless_interp.patching.sweep import patch_heads
+from mless_interp.patching.sweep import Sweep, patch_heads, sweep_heads
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.runtime.loop import RunOptions
 
 NAN = float("nan")
+QUIET = RunOptions(progress=False)
 
 
 def measured(own: Any, kind: str) -> dict[str, np.ndarray]:
@@ -91,6 +94,13 @@ def test_holm_is_over_the_named_heads_and_their_p_comes_from_fresh_problems_only
     table = beside_controls(Effect(np.ones(9)), said, both, {}, fresh=True)
     assert table["effect"].tolist() == [1.0, 1.0] and table["random_effect"].isna().all()
     assert table[["exceeds_random", "exceeds_random_n", "p_specific"]].isna().all(axis=None), "not 0 of 0 problems"
+    # where nothing can be cut off, z patches alone
+    uncut = replace(said, kinds=("carrier", "sufficient only"))
+    z = {name: np.full((9, 2), each) for name, each in (("z_removed", 0.5), ("z_added", 0.3))}
+    beside = {f"random_{name}": each / 10 for name, each in z.items()}
+    table = beside_controls(Effect(np.ones(9)), uncut, z, beside, fresh=True)
+    np.testing.assert_allclose(table[["effect", "random_effect"]], [[0.5, 0.05], [0.3, 0.03]])
+    assert table[["mful_effect", "shift_effect", "matched_mass_effect"]].isna().all(axis=None)
 
 
 def test_draws_leave_out_the_insertion_under_study() -> None:
@@ -107,6 +117,11 @@ def test_the_gap_alone_is_the_shift_contrast() -> None:
         assert found.controls[f"shift_z_{side}"] == pytest.approx(run.per_head, abs=1e-6)
         assert found.controls["shift_total"] == pytest.approx(run.total_effect, abs=1e-6)
     assert np.abs(found.controls["shift_total"]).mean() < 0.1 * np.abs(found.total).mean(), "readers do not see a gap"
+    edits = [Sweep.named("content", edit=MatchedMassKnockout(seed=0, draw=draw)) for draw in range(2)]
+    runs = sweep_heads(prepare(on.model, on.fresh), dict(zip("ab", edits, strict=True)), found.heads, options=QUIET)
+    drawn = np.stack([run.per_head for run in runs.values()])
+    np.testing.assert_allclose(found.controls["matched_mass"], drawn.mean(0), atol=1e-6)
+    np.testing.assert_allclose(found.controls["matched_mass_size"], np.abs(drawn).mean(0), atol=1e-6)
 
 
 def test_the_readers_are_knocked_out_together_against_random_sets() -> None:
@@ -123,12 +138,27 @@ def test_the_readers_are_knocked_out_together_against_random_sets() -> None:
     assert set(told.settings["control_prompts"]) == {"random-0", "random-1", "mful-0"}
 
 
+def test_without_fresh_problems_the_same_ones_hold_the_named_heads() -> None:
+    made, model = planted_here()
+    options: dict[str, Any] = {"heads": list(planted_kinds(made)), "n_control_draws": 1, "n_random_sets": 2}
+    found = locate_heads(model, pairs_of(made, model, 9), **options, progress=False)
+    assert found.found == planted_kinds(made) and found.joint is not None and found.reads is not None
+    assert not found.joint.chosen_elsewhere and not found.reads.chosen_elsewhere and len(found.joint.sets) == 2
+    reads = [found.heads.index(head) for head in found.joint.heads]
+    assert (
+        set(found.joint.heads) == set(made.readers)
+        and (found.joint.singles == found.values["knockout"][:, reads]).all()
+    )
+    assert set(found.settings["control_prompts"]) == {"random-0", "mful-0"} and found.settings["left_out"] == {}
+    assert found.control_table()["random_effect"].notna().all() and found.control_table()["p_specific"].isna().all()
+
+
 def test_controls_need_one_insertion() -> None:
     made, model = planted_here()
     problems = planted_problems(made, 8)
     for second in (Insertion.meaningless(" /", 7), Insertion.random_sentence(20)):
         pairs = [*make_pairs(model, problems[:2], SLASHES), *make_pairs(model, problems[2:4], second)]
-        with pytest.raises(ValueError, match="the pairs have 2 insertions.* leave controls out"):
+        with pytest.raises(ValueError, match=r"the pairs have 2 insertions \(.*, .*\): .* leave controls out"):
             locate_heads(model, pairs, progress=False)
 
 
@@ -149,3 +179,10 @@ def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
         assert np.abs(each[0] - each[1]).max() > 0.01, "else an average shows nothing"
         assert np.allclose(held, np.mean(each, axis=0), atol=1e-5)
     assert np.allclose(found["random_size_removed"], np.mean(np.abs(each), axis=0), atol=1e-5)
+    assert (
+        found["random_size_added"] >= np.abs(found["random_edge_noise"] + found["random_mediated_added"]) - 1e-6
+    ).all()
+    repeated = make_pairs(model, [pair.problem for pair in own], Insertion.meaningful("he", own[0].n_inserted))
+    left_out: dict[str, str] = {}
+    again = controls._other_insertions(prepare(model, repeated), heads[:1], left_out, {})
+    assert left_out == {"mful": "it is the insertion under study"} and "mful_knockout" not in again

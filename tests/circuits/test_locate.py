@@ -71,6 +71,7 @@ def test_what_cannot_be_screened_is_refused_before_anything_runs(monkeypatch: An
     monkeypatch.setattr(type(model), "_forward", lambda *a, **k: pytest.fail("it ran"))
     with pytest.raises(mi.ModelError, match=r'locate_heads\(mode="screen"\) needs gradients, but .* layer by layer'):
         mi.locate_heads(closed, pairs, mode="screen", progress=False)
+    measuring.check_screening(prepare(model, pairs), CONTRASTS["content"])
     with pytest.raises(ValueError, match=r"needs at least 8, got 7: give more problems, or choose mode='exact'"):
         mi.locate_heads(model, pairs[:7], mode="screen", progress=False)
 

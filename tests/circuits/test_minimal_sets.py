@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from models_under_test import Gated, planted_here, planted_pairs
-from small_results import HEADS, attributed, located, sets_found, spread
+from small_results import attributed, located, sets_found, spread
 
 import mless_interp as mi
 from mless_interp.circuits.head_sets import HeadSet, _by_gradient, _Measured, _Search, rank_among
@@ -148,31 +148,22 @@ def test_too_few_used_and_bare_problems_are_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_numbers_of_sets_by_hand() -> None:
-    """L0H1 brings half of the effect, with L1H0 0.95 of it, 0.92 on 12 fresh problems; random sets 0.85, 0.1 and 0."""
+    """L0H1 brings half of the effect, with L1H0 0.95 of it, 0.92 on 12 fresh problems; random sets 0.85, 0.1 and 0.
+    (The table is in `kept_results.txt`.)"""
     found = sets_found()
     grown = found.growth(found.sufficient)
     assert grown["changed"].tolist() == ["+L0H1", "+L1H0", "+L0H0 -L0H1"]
     assert grown["set"].tolist() == ["step", "step", "swap"]
     assert grown["heads"].tolist() == ["L0H1", "L0H1 L1H0", "L0H0 L1H0"] and grown["n_heads"].tolist() == [1, 2, 2]
     np.testing.assert_allclose(grown[["share", "fresh_share"]], [[0.5, 0.45], [0.95, 0.92], [0.9, 0.85]])
-    one, none = found.table().to_dict("records")
-    assert (one["side"], one["heads"], one["n_heads"], one["k"], one["n"]) == ("sufficient", "L0H1 L1H0", 2, 12, 12)
-    assert one["p_corrected"] == 2.0**-12 and one["confirmed"] and one["p_random"] == 1 / 4
-    assert [one["share"], one["fresh_share"], one["random_share"]] == pytest.approx([0.95, 0.92, 0.1])
-    assert (none["side"], none["heads"], none["n_heads"], none["k"], none["n"]) == ("necessary", "", 0, 0, 0)
-    assert np.isnan([none[name] for name in ("share", "fresh_share", "p_corrected", "p_random", "random_share")]).all()
-    assert found.sufficient.stand_ins == {HEADS[0]: (HEADS[2],)}
     frame = found.to_frame().query("side == 'sufficient'").set_index(["half", "set", "heads"]).sort_index(kind="stable")
     assert len(frame) == 12 * (3 + 3 + 3)
     assert frame.loc[("search", "swap", "L0H0 L1H0"), "effect"].to_numpy() == pytest.approx(0.9 * (1 + spread(12)))
     assert frame.loc[("fresh", "random", "L0H2 L1H0"), "effect"].to_numpy() == pytest.approx(0.1 * (1 + spread(12)))
     assert frame["total"].to_numpy() == pytest.approx(np.tile(1 + spread(12), 9))
     assert frame.loc["fresh", "problem"].tolist() == [f"fresh {at}" for at in range(12)] * 6
-    assert "In place of L0H1: L0H0 too." in found.details()
-    assert found.headline() == "Sufficient: L0H1, L1H0 (confirmed on fresh problems); necessary: no set."
     better = replace(found.sufficient, random=found.sufficient.random + np.array([0.0, 1.0, 0.0]))
-    larger = replace(found, sufficient=better)
-    assert larger.table()["p_random"][0] == 2 / 4
+    assert replace(found, sufficient=better).table()["p_random"][0] == 2 / 4
 
 
 def test_a_set_that_just_reaches_its_share_is_not_confirmed() -> None:
@@ -206,5 +197,5 @@ def test_small_parts_of_sets_by_hand() -> None:
     assert np.isnan(nothing.own).all() and nothing.stand_ins == {}
     made = sets_found(4)
     none = replace(made, necessary=nothing, sufficient=replace(nothing, side="sufficient"), total=np.zeros(4))
-    assert none.headline() == "Sufficient: no set; necessary: no set." and none.table()["k"].tolist() == [0, 0]
-    assert "most problems do not show an effect of one sign" in none.details()[0] and none.to_frame().empty
+    assert none.headline() == "Sufficient: no set; necessary: no set." and none.to_frame().empty
+    assert none.details()[1] == "No necessary set: most problems do not show an effect of one sign."

@@ -1,20 +1,18 @@
 """Edges and direct effects: by hand on every build of layers, on planted truth, beside a control, and what is refused."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from analyses_under_test import whole
 from architectures_under_test import folder_of
 from circuits_under_test import ByHand, by_site
 from conftest import needs_hooked_transformer
-from located_under_test import pairs_of
 from models_under_test import (
     hooked,
     loaded,
     pairs_for,
-    planted_here,
     planted_pairs,
     planted_problems,
     problems,
@@ -132,14 +130,6 @@ def test_both_ways_add_up_to_the_sweep_under_every_contrast(place: str) -> None:
         assert np.abs(split.effect).max() > 1e-4, contrast
 
 
-def test_planted_heads_act_through_the_last_mlp() -> None:
-    made, model = planted_here(1)
-    found = mi.direct_effects(model, pairs_of(made, model, 12), whole("located"), progress=False)
-    assert set(found.heads) == {*made.readers, *made.mediators} and found.settings["named_on_these"] == 12
-    assert set(map(str, found.found)) == {f"{head} indirect" for head in found.heads}
-    assert np.abs(found.direct).max() < 0.01 * np.abs(found.effect).min()
-
-
 def test_edges_among_parts_are_all_that_can_be() -> None:
     model = loaded(folder_of("Llama"), "bridge")
     pairs, heads = pairs_for(model, count=1), ["L0H1", "L1H2"]
@@ -195,7 +185,8 @@ def test_exactly_the_planted_edges_come_back(name: str) -> None:
         ({"edges": ["L1H0 -> L0H1"]}, "a sender stands before its receiver"),
         ({"edges": ["MLP1 -> MLP1"]}, "a sender stands before its receiver"),
         ({"edges": ["L0H0 -> MLP9"]}, "out of range"),
-        ({"edges": ["L0H0 -> L1H0 x"]}, "must be q, k, v, qkv"),
+        ({"edges": ["L0H0 -> L1H0 x"]}, "must be q, k, v, qkv, qk, qv, kv, got 'x'"),
+        ({"edges": ["L0H0 -> MLP1 q"]}, "L0H0 -> MLP1: the part must be none, got 'q'"),
         ({"edges": ["L0H0 to L1H0"]}, "cannot read"),
         ({"edges": ["logits -> L1H0"]}, "a sender stands before its receiver"),
         ({"edges": ["L0H0 -> L1H0"], "heads": ["L0H0"]}, "not both"),
@@ -235,7 +226,15 @@ def test_inputs_that_act_together_or_in_each_others_place(values: tuple[float, .
     assert bool(told) == bool(words) and (told or ["L0H0 -> L1H0: "])[0].startswith(f"L0H0 -> L1H0: {words}")
     q, k, v, qk, kv, qkv = values
     between = [qk - q - k, kv - k - v, qkv - q - k - v]
-    assert found.together()["interaction"].tolist() == pytest.approx(between, abs=1e-3)
+    table = found.together()
+    assert table["interaction"].tolist() == pytest.approx(between, abs=1e-3) and set(table["n"]) == {n}
+    assert table["share"].tolist() == pytest.approx([qk, kv, qkv], abs=1e-3)
+    acts = np.abs(between) > 0.05
+    assert table["k"].tolist() == list(n * acts) and table["p"][acts].tolist() == [6 * 2.0**-n] * acts.sum()
+    circuit = mi.Circuit((Head(0, 0),), found.problem_ids, edges=found)
+    assert circuit.headline() == " ".join([circuit.headline().partition(" L0H0 -> L1H0: ")[0], *told])
+    joint = replace(circuit, edges=replace(found, values=0 * every), together=found)
+    assert joint.headline().endswith(" ".join(told))
 
 
 @needs_hooked_transformer
@@ -292,6 +291,7 @@ def test_edges_beside_a_control_are_those_of_two_whole_passes_each(name: str, pl
     np.testing.assert_allclose(back.values, -found.values, atol=1e-5)  # the same runs, the other way round
     split = mi.direct_effects(model, pairs, ["L2H3"], control=controls, progress=False)
     np.testing.assert_allclose(split.direct[:, 0], found.values[:, -1], atol=1e-5)
+    assert found.settings["beside"] == controls[0].insertion.label != back.settings["beside"]
 
 
 @pytest.mark.parametrize("direction", BOTH_WAYS)
@@ -324,6 +324,21 @@ def test_a_writer_in_the_rows_of_the_span_is_found() -> None:
     beside = mi.trace_paths(model, pairs, edges=edges, control=controls, **options)
     assert list(map(str, beside.found)) == [f"{writer} -> {relay} v"]
     assert not mi.trace_paths(model, pairs, edges=edges, **options).found  # of the question's rows nothing is seen
+
+
+@needs_hooked_transformer
+def test_pairs_of_token_ids_stand_beside_others_of_the_same_tokens() -> None:
+    """Their ids are made of their tokens, and say nothing."""
+    own, other = ([[token, 4, 5, 6], [token, 5, 4, 7]] for token in (1, 2))
+    pairs, controls = (mi.pairs_from_ids(ids, [1, 2], span=(0, 1)) for ids in (own, other))
+    options: dict[str, Any] = {"heads": ["L0H0", "L1H1"], "progress": False}
+    found = mi.direct_effects(hooked(), pairs, control=controls, **options)
+    swept = mi.patch_heads(hooked(), mi.pairs_from_ids(own, [1, 2], clean=other), contrast="replaced", **options)
+    np.testing.assert_allclose(found.effect, swept.per_head, atol=1e-4)
+    assert np.abs(found.total).min() > 1e-3 and not np.signbit(found.values[found.values == 0]).any()
+    for wrong in (mi.pairs_from_ids(other, [2, 1], span=(0, 1)), mi.pairs_from_ids(own[::-1], [1, 2], span=(0, 1))):
+        with pytest.raises(ValueError, match="as many other tokens at the same places; it has spans"):
+            mi.direct_effects(hooked(), pairs, control=wrong, **options)
 
 
 def test_controls_that_are_none_are_refused() -> None:

@@ -10,7 +10,7 @@ from models_under_test import four_specialists, loaded, of_classes
 from small_results import confirmed, located
 
 import mless_interp as mi
-from mless_interp.circuits.judge import Judged, judge
+from mless_interp.circuits.judge import OTHERS, Judged, judge
 from mless_interp.core.heads import Head
 
 HEADS = (Head(0, 0), Head(0, 1), Head(1, 0), Head(1, 1))
@@ -39,6 +39,11 @@ def test_specialists_are_named_in_their_strata() -> None:
     assert [each for each in inside if each[0] != "L0H0"] == [("L0H1", "a", "both", 1), ("L1H0", "b", "both", -1)]
     assert sum(each[0] == "L0H0" for each in inside) == 4
     assert judge(values, total, HEADS).kinds[1:3] != ("specialist",) * 2  # without strata nothing is searched for
+    ways = {
+        name: each @ np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]]) for name, each in values.items()
+    }
+    turning = judged(ways, total, strata)  # with the effect in a, against it in b
+    assert turning.kinds[1] == "specialist" and turning.sense[1] == 0 and turning.found.senses[1] == 1
     for added, sides in ((-1, []), (0, ["removed"])):  # each way, on one side
         other = judged({**values, "z_added": values["z_added"] * [1, added, 1, 1]}, total, strata)
         assert [each.side for each in other.in_strata if each.head == HEADS[1]] == sides
@@ -52,6 +57,18 @@ def test_one_family_over_all_problems_and_strata_that_are_large_enough() -> None
     alone = judge(values, total, HEADS)
     ratio = found.sides["removed"].p_corrected[0, 0] / alone.sides["removed"].p_corrected[0, 0]
     assert ratio == pytest.approx(5, rel=0.2)  # four strata beside all problems
+
+
+@pytest.mark.parametrize(("sizes", "large"), [((9, 9), "ab"), ((8, 9), "b"), ((8, 8), "a"), ((8,), "a"), ((7,), "")])
+def test_strata_are_tested_where_they_can_still_pass(sizes: tuple[int, ...], large: str) -> None:
+    """Of one head 4 tests over all problems and 4 in each stratum: 8 of 2^-8 are below 0.04, 12 of 2^-9, not of 2^-8."""
+    strata = "".join(name * size for name, size in zip("ab", sizes, strict=False))
+    values = {name: np.ones((len(strata), 1)) for name in ("z_removed", "z_added")}
+    groups = tuple(map(str, range(len(strata))))
+    for more in ({}, {"groups": groups}):
+        assert judge(values, values["z_added"][:, 0], HEADS[:1], strata=tuple(strata), **more).large == tuple(large)
+    one = judge(values, values["z_added"][:, 0], HEADS[:1], strata=tuple(strata), groups=("0",) * len(strata))
+    assert one.large == (), "variants of a problem count once"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -76,7 +93,9 @@ def test_a_specialist_by_hand() -> None:
     assert a[["n", "removed_k", "added_k"]].tolist() == [20, 20, 20] and b[["n", "removed_k"]].tolist() == [20, 0]
     assert a[["removed_p", "added_p"]].tolist() == [34 * 2.0**-20] * 2
     assert a[["removed_median", "added_median", "removed_share"]].tolist() == pytest.approx([0.4, 0.3, 0.4], abs=0.02)
-    assert "confirmed" not in inside
+    assert "confirmed" not in inside and "Heads within strata of kind" in found.shown().tables[1].caption
+    told = " ".join(found.details())
+    assert "p < 0.04 after Holm over 36 tests (heads, sides, senses, strata). 2 of 2 strata of kind have enough" in told
     kinds = ("reader", "specialist", "sufficient only")
     again = replace(confirmed(1.0, 40), **of, kinds=kinds, strata=strata, within=found.judged.in_strata)
     assert again.p[1] == 4 * 2.0**-20 and again.kinds_again[1] == "specialist"
@@ -90,7 +109,9 @@ def test_a_specialist_by_hand() -> None:
 def test_a_key_that_some_problems_lack_is_named(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = mi.pairs_from_ids([[1, 2, 3], [4, 5, 6]], [1, 2], span=(0, 1), tags=[{"kind": "a"}, {"sort": "b"}])
-    with pytest.raises(ValueError, match=r"by='kind': 1 of 2 problems have nothing under that key .*all have answer"):
+    with pytest.raises(
+        ValueError, match=r"by='kind': 1 of 2 problems have nothing under that key .*all have answer, group$"
+    ):
         mi.locate_heads(model, pairs, by="kind", progress=False)
 
 
@@ -112,3 +133,6 @@ def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_
     mi.save(tmp_path / "kept", found=found)
     kept = mi.load(tmp_path / "kept")["found"]
     assert repr(kept) == repr(found) and kept.confirmed_specialists == served
+    held = mi.locate_heads(model, of_classes(24, 0, (1,)), contrast="replaced", progress=False)
+    why = "pairs of token ids have no text to draw others from"
+    assert held.settings["left_out"] == dict.fromkeys(OTHERS, why) and (held.joint, held.reads) == (None, None)

@@ -96,16 +96,13 @@ def test_numbers_of_a_transfer_by_hand() -> None:
     """Two heads bring back 0.9 of 1 + spread, random sets 0.2 and nothing, another insertion 0.4 and 0.2."""
     found, part = transferred(), 1 + spread(12)
     table = found.table().set_index("label")
-    assert table["share"].tolist() == pytest.approx([0.9, 0.1, 0.3]) and table["k"].tolist() == [12, 12, 12]
     assert table["p_corrected"].tolist() == [6 * 2.0**-12] * 3, "three edits, both senses"
-    assert table["spearman"].tolist() == pytest.approx([1, 1, 1])
-    assert table["exceeded"].tolist()[1:] == [12, 12] and np.isnan(table["exceeded"].iloc[0])
     assert table["p_exceeded"].tolist()[1:] == [2 * 2.0**-12] * 2
     frame = found.to_frame()
     assert frame["effect"].to_numpy() == pytest.approx(np.outer(part, [0.9, 0.1, 0.3]).ravel())
     assert frame["base"].tolist() == [-2.0] * 36
     assert frame["inserted"].to_numpy() == pytest.approx(np.repeat(part - 2, 3))
-    assert "brings back 90 % [90, 90] of the effect" in found.headline()
+    assert replace(found, heads=HEADS[:1]).headline().startswith("Giving L0H1 its mean lambda and Sigma under ")
     apart = replace(found, sets=((HEADS[2], Head(1, 1)), found.sets[1]))
     assert apart.table()["share"][1] == pytest.approx(0.2), "the set without any of the heads alone"
     alone = replace(found, sets=(), random=found.random[:, :0], other=found.other[:, :0])
@@ -113,22 +110,6 @@ def test_numbers_of_a_transfer_by_hand() -> None:
     nothing = replace(found, inserted=found.base)
     assert "brings back nothing" in nothing.headline()
     assert np.isnan(nothing.table()["spearman"]).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
-    made, model = planted_here(seed, **READERS)
-    found = mi.transfer(model, planted_pairs(made, model, 16, n_tokens=12), [A, B], n_control_draws=2, **QUIET)
-    share = np.median(found.given) / np.median(found.total_effect)
-    assert 0.85 < share < 1.15
-    table = found.table().set_index("label")
-    assert table.loc["Transfer", "p_corrected"] < found.level
-    without = [at for at, heads in enumerate(found.sets) if not {A, B} & set(heads)]
-    assert np.abs(np.median(found.random[:, without], axis=0)).max() < 0.05 * abs(np.median(found.total_effect))
-    assert 0 < len(without) < len(found.sets) and abs(table.loc["Random heads", "share"]) < 0.05
-    assert abs(table.loc["Other insertion", "share"]) < 0.1  # what the readers read is the slash
-    assert (table["p_exceeded"].dropna() < 0.05).all()
 
 
 def test_the_control_is_never_the_insertion_under_study_and_few_problems_are_refused() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import needs_hooked_transformer
 from models_under_test import ignores_positions, loaded, lying
+from small_results import certified
 from typer.testing import CliRunner
 
 import mless_interp as mi
@@ -18,7 +20,7 @@ from mless_interp.ground_truth import certificate
 from mless_interp.ground_truth.certificate import NOT_APPLICABLE, certify_model, short_pairs
 from mless_interp.ground_truth.identities import Case, Identity
 from mless_interp.models.checks import FailedCheck, Finding
-from mless_interp.models.info import Inputs, Run
+from mless_interp.models.info import BY_LAYERS, Inputs, Run
 
 
 def check(*arguments: Any) -> Any:
@@ -107,6 +109,60 @@ def test_a_line_is_the_worst_finding_and_what_cannot_be_computed_fails_it(
     assert found["error"].tolist() == pytest.approx([3e-5, 3e-4, 3e-3, np.nan, np.nan, 1e-9], nan_ok=True)
     assert found["tolerance"].tolist() == pytest.approx([1e-4, 1e-3, 1e-3, 1e-4, 1e-4, 1e-4])
     assert found["reason"].tolist() == ["", "", "", "it broke", "never", ""]
+
+
+def test_lines_of_the_self_check_by_hand(tiny_model_dir: Callable[[str], Path]) -> None:
+    """Logits are up to 4, so that 4e-3 is what a tolerance of 1e-3 allows; rows and outputs are shares already."""
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    figures: dict[str, Any] = {"logits_difference": 4e-3, "row_sum_error": 1e-3, "gap_difference": 3e-3}
+    figures |= {"replay_difference": 2e-3, "output_error": 1e-4, "largest_logit": 4.0, "tolerance": 1e-3}
+
+    def lines(**changed: Any) -> list[certificate.Verdict]:
+        return certificate._self_check(model.checked(replace(model.checks, replay=BY_LAYERS, **(figures | changed))))[0]
+
+    every = lines()
+    assert [each.name for each in every] == ["S1", "S2", "S3", "S4", "S5"]
+    assert [each.error for each in every] == pytest.approx([1e-3, 1e-3, 7.5e-4, 5e-4, 1e-4])
+    assert {each.status for each in every} == {"pass"} and {each.reason for each in every} == {""}
+    worse = lines(**dict.fromkeys(("logits_difference", "row_sum_error", "gap_difference", "output_error"), 0.005),
+                  replay_difference=1.0)  # fmt: skip
+    assert [each.status for each in worse] == ["fail", "fail", "fail", "pass", NOT_APPLICABLE], "S4 meets rounding"
+    assert worse[4].reason == "what single heads write is not known"
+    other = certificate._self_check(
+        model.checked(replace(model.checks, **figures | {"replay": "no", "replay_difference": 1.0}))
+    )
+    assert (other[0][3].status, other[0][3].reason) == (NOT_APPLICABLE, "no")
+    none = lines(**{name: None for name in figures if name not in ("largest_logit", "tolerance")})
+    assert {each.status for each in none} == {NOT_APPLICABLE} and np.isnan([each.error for each in none]).all()
+    assert none[0].reason == "a wrapped object has none beside it" and none[1].reason == ""
+    fine = lines(tolerance=1e-7, largest_logit=0.5)
+    assert [each.tolerance for each in fine] == [1e-7, 1e-5, 1e-7, 1e-7, 1e-5] and fine[0].error == 4e-3
+    assert [each.tolerance for each in every] == [1e-3] * 5
+
+
+def test_prompts_are_made_of_a_unit_that_is_one_token(
+    tiny_model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    monkeypatch.setattr(certificate, "UNITS", (" no single token of any vocabulary", "/"))
+    first, second, behind = short_pairs(model, n=2)
+    assert [first.id, second.id, behind.id] == ["check-0", "check-1", "check-1"]
+    assert first.n_inserted == 12 and len(set(first.span_ids)) == 1 and first.span_sees_question is False
+    assert behind.span_sees_question and behind.base.ids[-1:] == second.answer_ids
+    bare = mi.Problem(id="bare", question="How many apples?", answer="")
+    assert [pair.id for pair in short_pairs(model, [bare])] == ["bare"]
+    monkeypatch.setattr(certificate, "UNITS", certificate.UNITS[:1])
+    with pytest.raises(mi.ModelError, match="none of ' no single .*' is a single token of"):
+        short_pairs(model)
+
+
+def test_a_certificate_is_written_as_json() -> None:
+    """What was not measured is null."""
+    found = json.loads(certified().to_json())
+    assert list(found) == ["passed", "model", "checks", "lines", "prompts"] and not found["passed"]
+    assert found["checks"] is None and found["prompts"] == [{"inserted_ids": [1, 2, 3], "insertion": "Mless"}]
+    assert found["model"]["n_layers"] == 2 and found["model"]["versions"] == {"torch": "2"}
+    assert [line["error"] for line in found["lines"]] == [0.5, 3e-7, None]
 
 
 def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:

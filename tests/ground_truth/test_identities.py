@@ -14,7 +14,7 @@ from conftest import needs_hooked_transformer
 from models_under_test import loaded, problems
 
 from mless_interp.ground_truth.identities import IDENTITIES, Case, Identity, tolerance_of
-from mless_interp.models.checks import Finding, apart, worst
+from mless_interp.models.checks import Finding, apart, size, worst
 from mless_interp.models.sites import site
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
@@ -68,6 +68,9 @@ def test_the_identity_holds(
             tolerance = max(tolerance, 1e-6)  # the pattern shown is float32
         assert found.error < tolerance * identity.factor * max(found.scale, 1.0)
         assert found.relative <= identity.factor * tolerance_of(case.model)
+        if name in ("I2", "I9", "I10"):  # differences are held against what they are differences of
+            whole = case.layer("inserted").z if name == "I2" else case.resid_mid("inserted")
+            assert found.scale == pytest.approx(size(whole))
 
 
 def test_what_does_not_apply_is_said_and_is_false_there(tiny_model_dir: Any) -> None:

@@ -95,49 +95,24 @@ def test_the_model_answers_and_stops() -> None:
 def test_tokens_of_the_prompts_are_known_and_single() -> None:
     planted = planted_model(n_heads=8)
     unknown = planted.tokenizer.unk_token_id
-    for text in (" /", "/", "he", "?", "}", "\\boxed{", "Answer"):
-        assert len(encode(planted, text)) == 1 and encode(planted, text) != [unknown]
     assert len(encode(planted, "/ " * 54 + "/")) == 55
     paper = r"Please reason step by step and put your final answer within \boxed{{}}."
     assert unknown not in encode(planted, paper)
     for problem in planted.problems(50, n_clauses=(0, 6)):
         for text in (problem.question, problem.solution, problem.system):
             assert unknown not in encode(planted, text)
-        assert len(encode(planted, problem.answer)) == len(encode(planted, problem.distractor)) == 1
         numbers = [int(word) for word in problem.question.split() if word.isdigit()]
         assert sorted(numbers)[-2:] == [int(problem.distractor), int(problem.answer)]
-        assert 1 <= int(problem.level) <= 5
         assert SYSTEM.isdisjoint(problem.question.split())
 
 
-def test_problems_depend_on_their_seed_and_number_only() -> None:
-    planted = planted_model(n_heads=8)
-    assert planted.problems(3, seed=1) == planted.problems(5, seed=1)[:3] != planted.problems(3, seed=2)
-    plain, swapped = (planted.problems(200, swap=swap) for swap in (False, True))
-    assert len({problem.id for problem in plain}) == 200
-    assert [p.question for p in plain] == [p.question for p in swapped]
-    assert 70 < sum(p.answer == s.distractor for p, s in zip(plain, swapped, strict=True)) < 130
-
-
-def test_defaults_follow_the_papers_heads() -> None:
-    planted = planted_model()
-    assert planted.readers == (Head(0, 13), Head(0, 21)) and planted.mediators == (Head(1, 4),)
-    assert all(len(planted.decoys[kind]) == 1 for kind in ("silent", "unread", "avoids"))
-    assert sum(planted.shares[reader] for reader in planted.readers) == pytest.approx(1)
-    assert repr(planted).startswith("PlantedModel(2 layers, 28 query heads, 4 key-value heads, seed 0: L0H0 silent, ")
-
-
-def test_equal_seeds_give_equal_models_and_leave_the_callers_generator_alone() -> None:
+def test_the_default_model_has_the_papers_heads_and_leaves_the_callers_generator_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    first, second, other = (planted_model(n_heads=8, seed=seed) for seed in (4, 4, 5))
-    assert torch.equal(torch.rand(2), expected) and first.truth == second.truth == other.truth
-    a, b, c = (model.hf_model.state_dict() for model in (first, second, other))
-    assert (
-        all(torch.equal(a[name], b[name]) for name in a) and first.vocabulary == second.vocabulary != other.vocabulary
-    )
-    assert not torch.equal(a["model.layers.0.self_attn.q_proj.weight"], c["model.layers.0.self_attn.q_proj.weight"])
+    planted = planted_model()
+    assert planted.readers == (Head(0, 13), Head(0, 21)) and planted.mediators == (Head(1, 4),)
+    assert torch.equal(torch.rand(2), expected)
 
 
 def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
@@ -154,5 +129,7 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
     facts = json.loads((directory / "planted.json").read_text(encoding="utf-8"))
     assert facts["truth"] == {str(head): kind for head, kind in planted.truth.items()}
     assert facts["expected"].keys() == facts["truth"].keys() and facts["settings"] == planted.settings
+    assert facts["shares"] == {str(head): share for head, share in planted.shares.items()}
+    assert all(facts["expected"][str(head)] == vars(planted.expected[head]) for head in planted.truth)
     with pytest.raises(ValueError, match="not an empty folder"):
         planted.save(directory)
