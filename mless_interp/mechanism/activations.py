@@ -126,7 +126,7 @@ class ActivationShift(Measured):
                 row |= {name: float(each) for name, each in interval_columns("change", made).items()}
                 row |= {name: counts[place].item() for name, counts in self._signs.items()}
                 row["p_corrected"] = p_corrected
-                rows.append(row | {"verdict": _verdict(row, made, claimed, 1 - self.confidence)})
+                rows.append(row | {"verdict": _verdict(row, made, claimed, self.level)})
         return pd.DataFrame(rows)
 
     def by_class(self) -> pd.DataFrame:

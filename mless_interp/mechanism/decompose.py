@@ -358,10 +358,6 @@ class AttentionDecomposition(Measured):
     def layers(self) -> tuple[int, ...]:
         return tuple(sorted({head.layer for head in self.heads}))
 
-    @property
-    def alpha(self) -> float:
-        return 1 - self.confidence
-
     def of(self, metric: str, contrast: str | None = None) -> np.ndarray:
         """Return one metric `[problem, layer, head]`; `contrast` defaults to the first one that has it."""
         results.place_of(metric, self.values, "metric")
@@ -464,13 +460,13 @@ class AttentionDecomposition(Measured):
         test = self.null_test(null)
         if test is None:
             return f"no head differs from {name}"
-        least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
+        least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.level)
         if test.n.max() < least:
             n = count_of(self.n_groups, "problem")
             return f"{n} are too few to test a head against {name} ({least} needed)"
-        above, below = (int((p < self.alpha).sum()) for p in test.p_corrected)
+        above, below = (int((p < self.level).sum()) for p in test.p_corrected)
         keep = f"{count_of(above, 'head')} {'keeps' if above == 1 else 'keep'} more and {below} less"
-        return f"against {name} {keep} in most problems (corrected p < {self.alpha:.3g})"
+        return f"against {name} {keep} in most problems (corrected p < {self.level:.3g})"
 
     def details(self) -> list[str]:
         found, row = [], self.layer_table().iloc[0]
@@ -498,7 +494,7 @@ class AttentionDecomposition(Measured):
         columns = [*labels, "lam", *self.nulls(), *NULLS.values(), "residual", "fit_slope", "fit_r2"]
         columns += ["share", "scale_share", "bias_share", "lam_n"]
         told = [*labels, "lam_minus_uniform", "lam", "lam_null", "lam_control", "residual", "share"]
-        marked = (table["lam_p"] < self.alpha).tolist()
-        means = f"outlined: {CLAIM}, p < {self.alpha:.3g} corrected for testing many heads"
+        marked = (table["lam_p"] < self.level).tolist()
+        means = f"outlined: {CLAIM}, p < {self.level:.3g} corrected for testing many heads"
         drawn = results.head_map(table, ["lam_minus_uniform"], told, marked=marked, means=means)
         return Shown((ShownTable(table, caption, [name for name in columns if name in table]),), drawn)

@@ -117,7 +117,7 @@ class Mediation(Measured):
         s = self.settings
         here = self.table().query("reading == @self.readings[-1]").set_index("effect")
         told = {name: _with_interval(here.loc[name]) for name in ("scale", "bias", "both")}
-        sure = [name for name in told if here.loc[name, "p_corrected"] < 1 - self.confidence]
+        sure = [name for name in told if here.loc[name, "p_corrected"] < self.level]
         return (
             f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}, "
             f"its scale alone by {told['scale']}, its bias alone by {told['bias']} (medians over "
@@ -126,7 +126,7 @@ class Mediation(Measured):
 
     def details(self) -> list[str]:
         found, table = extension_of(self.settings), self.table()
-        apart = table[(table["effect"] == "interaction") & (table["p_corrected"] < 1 - self.confidence)]
+        apart = table[(table["effect"] == "interaction") & (table["p_corrected"] < self.level)]
         for _, row in apart.iterrows():
             found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
         edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")

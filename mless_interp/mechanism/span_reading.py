@@ -100,10 +100,6 @@ class SpanReadings(Measured):
         return str(self.settings.get("what", ANSWER))
 
     @property
-    def level(self) -> float:
-        return 1 - self.confidence
-
-    @property
     def places(self) -> tuple[str, ...]:
         return tuple(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in self.blocks)
 

@@ -251,7 +251,7 @@ class JointKnockout(Measured):
         if len(self.heads) > 1:
             apart = self._turned(self.interaction)
             made, words = median_interval(apart, confidence=self.confidence), "they add up, as far as can be told"
-            if float(sign_test(apart)) < 1 - self.confidence:
+            if float(sign_test(apart)) < self.level:
                 words = "they back each other up" if np.median(apart) > 0 else "they overlap"
             words = f": {words}" if np.isfinite(made.low) else ""
             found.append(f"Interaction (together minus the sum of single knockouts) {with_limits(made)}{words}.")

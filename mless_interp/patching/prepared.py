@@ -38,6 +38,11 @@ class Measured(Result):
     confidence: float = field(default=CONFIDENCE, kw_only=True)
     resolution: float = field(default=0.0, kw_only=True)
 
+    @property
+    def level(self) -> float:
+        """Below which a p-value is small."""
+        return 1 - self.confidence
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:

@@ -161,7 +161,7 @@ class Transplant(Measured):
             return "Nothing changes in any problem: the span holds nothing of the question it is read with."
         told = []
         for words, row in zip(READINGS.values(), self.table().to_dict("records"), strict=True):
-            sure, limits = row["p"] < 1 - self.confidence, limits_of(row["median_ci_low"], row["median_ci_high"])
+            sure, limits = row["p"] < self.level, limits_of(row["median_ci_low"], row["median_ci_high"])
             against = ", but the other way round" if sure and row["median"] < 0 else ""
             unsure = "" if sure else "not established, "
             told.append(f"{words}{against} ({unsure}median {row['median']:+.4f} {self.unit}{limits})")

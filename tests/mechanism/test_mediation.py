@@ -118,10 +118,6 @@ def test_a_planted_reader_acts_by_its_bias() -> None:
     small = 0.05 * np.abs(both).max()
     assert bias == pytest.approx(both, abs=small) and np.abs(scale).max() < small
     assert both == pytest.approx(total, abs=0.1 * np.abs(total).max()), "the readers carry all of it"
-    table = found.table().set_index(["reading", "effect"]).loc["outcome"]
-    row, tested = table.loc["bias"], table["p_corrected"].notna().sum()
-    assert {row["n_up"], row["n_down"]} == {0, 8} and row["median_ci_low"] * row["median_ci_high"] > 0
-    assert 2**-7 <= row["p_corrected"] <= tested * 2**-7, "all 8 problems agree; Holm over the effects on the outcome"
     silent = [head for head in made.decoys["silent"] if head.layer == 0]
     nothing = mediate(model, pairs, heads=silent, progress=False)
     assert np.abs(nothing.effect("outcome", "both")).max() < 1e-5

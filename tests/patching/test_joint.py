@@ -96,8 +96,4 @@ def test_ranks_and_interactions_by_hand() -> None:
     assert made.interaction.tolist() == [0.25, 1.75]
     against = by_hand([-1.0, -3.0], [[0.0, 0.0]] * 2, [[0.5], [0.5]])
     assert against.p == pytest.approx(1 / 2)
-    second = made.to_frame().query("problem == 'p1'").set_index("measure")["value"]
-    assert second.to_dict() == {"given": 3.0, "singles": 1.25, "random 0": 0.5, "random 1": -2.0, "random 2": 2.0}
-    chosen = replace(made, chosen_elsewhere=False)
-    assert np.isnan(chosen.p) and "p =" not in chosen.explain(), "chosen on these problems"
-    assert "no other set" in by_hand([1.0], [[0.5, 0.5]], np.zeros((1, 0))).explain()
+    assert np.isnan(replace(made, chosen_elsewhere=False).p), "chosen on these problems"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
-from mless_interp.patching.prepared import PER_UNIT, prepare
+from mless_interp.patching.prepared import PER_UNIT, fit_pairs, prepare
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.pairs import PromptPair
 
@@ -33,6 +33,16 @@ def test_problems_of_one_geometry_share_a_batch_and_halves_keep_groups(pairs: An
     assert prepare(model, ready) is ready and ready.settings["outcome"] == "answer_logprob"
     assert ready.settings["insertion"] == ready.insertion and "beside" not in ready.settings
     assert replace(ready, beside="dots").settings["beside"] == "dots"
+
+
+def test_pairs_that_cannot_be_compared_are_counted_and_named(pairs: Any) -> None:
+    model = planted_here()[1]
+    with pytest.raises(ValueError, match="2 of 19 pairs merged tokens at the border of a text-level insertion"):
+        fit_pairs([*(replace(pair, boundary_merge=True) for pair in pairs[:2]), *pairs[2:]])
+    half = replace(pairs[1], solution_ids=(model.tokenizer.unk_token_id, pairs[1].answer_ids[0]))
+    with pytest.raises(ValueError, match=f"problem '{half.id}': 50 % of its solution's tokens are the unknown token"):
+        prepare(model, [pairs[0], half], "solution_logprob")
+    assert prepare(model, [half]).ids == (half.id,), "no other outcome reads the solution"
 
 
 def test_each_condition_is_run_once_and_read_where_the_outcome_is(tiny_model_dir: Any) -> None:

@@ -39,11 +39,6 @@ def test_a_span_that_computes_carries_its_problem_s_answer() -> None:
     model, pairs = planted(8, after="question")
     found = transplant_span(model, pairs, n_partners=2, **QUIET)
     assert (found.carried > 0.2).all() and (found.lost > 0.1).all()
-    table = found.table().set_index("reading")
-    assert table.loc["carried", "above"] == 8 and table.loc["carried", "p"] == pytest.approx(2**-7)
-    assert table.loc["lost", "median"] == pytest.approx(np.median(found.lost))
-    own = found.to_frame().query("answer_of == span_of and answer_of != problem")
-    assert len(own) == 8 * 2 and len(found.to_frame()) == 8 * 9
     assert "not established" not in found.headline() and "Nothing changes" not in found.headline()
     assert found.settings["n_prompts"] == 1 and not found.details()
 
