@@ -84,15 +84,16 @@ class ActivationShift(Measured):
     picture = "activation_histograms"
     columns = columns_of("""
         claimed | claimed | verdict | which way the claim says that it goes
-        before | before | | mean over problems without the span
-        after | after | | mean over problems with the span
+        before | before | level | mean over problems without the span
+        after | after | level | mean over problems with the span
         n_up | rise in | | problems in which it rises
         n_down | fall in | | problems in which it falls
         n_tied | same in | | problems in which it changes by no more than rounding
         p_fdr | p, false discovery rate | p | Benjamini and Hochberg, over classes and metrics
         token_class | tokens | | class of tokens
         tokens_per_problem | tokens per problem | | mean number of tokens of the class
-        primary | primary | | whether it is the contrast that the claim is about
+        metric | metric | later | what is measured, in the unit of its row
+        primary | primary | later | whether it is the contrast that the claim is about
         change | change | | after - before, mean over problems
     """)
     axes = (

@@ -69,7 +69,7 @@ class Mediation(Measured):
     columns = columns_of("""
         reading | reading | | what is read: the outcome, or a metric of the gate activations
         effect | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
-        before | without the span | | mean over problems
+        before | without the span | level | mean over problems
         mean | mean change | | mean over problems
         n_up | rise in | | problems in which it rises
         n_down | fall in | | problems in which it falls

@@ -134,10 +134,14 @@ class HeadScores(results.Result):
         return (known > 0.5).sum(0), (~np.isnan(known)).sum(0)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
-        """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `table`."""
+        """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric: what `summary` shows of
+        them, this metric first."""
         self.of(metric, condition)
         table = self.table(condition or list(self.values[metric])[-1])
-        return table.sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
+        wanted = dict.fromkeys((metric, *self._usual(self.metrics)))
+        names = [name for each in wanted for name in (each, *results.ends_of(each)) if name in table]
+        table = table.sort_values(metric, ascending=False, kind="stable", ignore_index=True).head(k)
+        return table[["label", "layer", "head", *names]]
 
     def headline(self) -> str:
         table, n = self.table(), count_of(len(self.problem_ids), "problem")
@@ -199,11 +203,12 @@ class HeadScores(results.Result):
             f"Attention per head, {where}: means over problems (medians of those that may be infinite); null: uniform "
             f"attention on the same prompts; {'untrained: untrained twins; ' if self.twins else ''}n: problems."
         )
-        tables = [results.ShownTable(table, caption, columns)]
+        values = [name for name in TOLD if name in first] or first
+        tables = [results.ShownTable(results.largest_first(table, values[0]) if values else table, caption, columns)]
         if len(here) > len(first):
             means = f"All {len(here)} metrics, {where}: means over problems (medians of those that may be infinite)."
             tables.append(results.ShownTable(table[["label", "paper_label", *here]], means))
-        return results.Shown(tuple(tables), results.head_map(table, first, columns))
+        return results.Shown(tuple(tables), results.head_map(table, values, columns))
 
     def _in(self, condition: str) -> list[str]:
         return [metric for metric, found in self.values.items() if condition in found]

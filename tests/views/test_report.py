@@ -88,7 +88,7 @@ def marked(head_map: HeadMap | None) -> list[tuple[int, int]]:
 
 def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome: Browser, tmp_path: Path) -> None:
     page = mi.Report("T", question="Q?", answer=f"One head. {BAD}").result(located())
-    assert [part.kind for part in page.parts][:4] == ["heading", "head_map", "table", "table"]
+    assert [part.kind for part in page.parts][:4] == ["heading", "head_map", "table", "folded"]
     opened = chrome.open(page.save(tmp_path / "page.html"))
     first = "document.querySelector('h1').nextElementSibling.querySelector('strong').textContent"
     assert opened.run(first).endswith(BAD)
@@ -101,7 +101,7 @@ def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome:
     assert "outlined: named" in opened.run("document.querySelector('.legend').textContent")
 
 
-def test_of_many_sentences_and_tables_the_first_stand_open(chrome: Browser, tmp_path: Path) -> None:
+def test_the_first_table_and_of_many_sentences_the_first_stand_open(chrome: Browser, tmp_path: Path) -> None:
     made = replace(located(), confirmation=confirmed())
     told, tables = made.explain().splitlines(), made.shown().tables
     assert len(told) > 6 and len(tables) > 2
