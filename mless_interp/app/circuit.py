@@ -1,6 +1,6 @@
 """`mless-interp circuit`: from an insertion to the circuit that carries its effect, on one model, on one page."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,7 +123,6 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
     """Tell the circuit part by part: the answer in a sentence, all else folded but the map of heads and the graph."""
     from .. import views
     from ..circuits.circuit import PARTS as HEADINGS
-    from ..views.report import Report
 
     circuit: Circuit = kept.results["Circuit"]
     question = "Which heads carry the insertion's effect, on whom do they act, where, and by what?"
@@ -141,7 +140,8 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
             page = page.heading(heading).answered(part.headline())
             if name == "edges" and drawn:
                 page, drawn = page.figure(pictures[name], DRAWN[name]), {}
-            rest = Report("", "", part.headline()).result(part, heading=None, pictures=drawn, first=part.caveats())
+            rest = replace(page.blank(), answer=part.headline())
+            rest = rest.result(part, heading=None, pictures=drawn, first=part.caveats())
             page = page.folded("Picture, table and words" if drawn else "Table and words", rest)
         elif (why := circuit.left_out.get(name, "not asked for")) != "not asked for":
             page = page.heading(heading).answered(f"Not measured: {why}.")
