@@ -73,8 +73,8 @@ class HeadMap:
         sizes = np.append(np.abs(numbers[np.isfinite(numbers)]), least)
         limit = float(sizes.max()) or 1.0
         most = max(least, float(np.quantile(sizes, 0.98)))
-        if clipped := limit > 2 * most > 0:  # a few heads must not pale all others
-            limit = most
+        clipped = drawn.marked is None and limit > 2 * most > 0  # a few heads, not named, must not pale all others
+        limit = most if clipped else limit
         marked = [False] * len(frame) if drawn.marked is None else list(drawn.marked)
         places = zip(frame["layer"].astype(int), frame["head"].astype(int), numbers.tolist(), marked, strict=True)
         squares = tuple(
@@ -124,6 +124,8 @@ class Block:
 
 Part = Block | TextTable | HeadMap | ShownPrompt
 
+OPEN_PICTURES = 2
+"""Pictures of results that stand open on a page; the others are folded."""
 OPEN_SENTENCES, FIRST_SENTENCES = 6, 2
 """A result with more sentences shows so many first ones and folds the others."""
 
@@ -200,8 +202,8 @@ class Report:
     ) -> "Report":
         """Add a result: its head map where it has a row per head, `pictures` of it (caption -> figure), its tables, its words.
 
-        The first picture of a result and the first table of a page stand open, the others are folded; of many sentences the
-        first stand open (or the sentences `first`). Effects are above 0 where they go with the whole effect.
+        The first pictures and the first table of a page stand open, the others are folded; of many sentences the first stand
+        open (or the sentences `first`). Effects are above 0 where they go with the whole effect.
         """
         shown = result.shown()
         page = self if heading is None else self.heading(heading)
@@ -210,9 +212,10 @@ class Report:
             below = result.quantity(drawn.value).below
             drawn = replace(drawn, frame=turned(result, drawn.frame))
             page = page._with(HeadMap.of(drawn, below=below, **words))
-        for number, (caption, picture) in enumerate((pictures or {}).items()):
+        for caption, picture in (pictures or {}).items():
+            many = sum(part.kind in ("head_map", "picture") for part in page.parts) >= OPEN_PICTURES
             drawing = self.blank().figure(picture, caption)
-            page = page.folded(_short(caption), drawing) if number else page._with(*drawing.parts)
+            page = page.folded(_short(caption), drawing) if many else page._with(*drawing.parts)
         tables = [
             TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
             for each in shown.tables
