@@ -196,19 +196,20 @@ class HeadScores(results.Result):
     def shown(self) -> results.Shown:
         table, where = self.table(), f"condition {self.conditions[-1]!r}"
         here = self._in(self.conditions[-1])
-        first = self._usual(here)
+        usual = self._usual(here)
+        first = [*(name for name in TOLD if name in usual), *(name for name in usual if name not in TOLD)]
         ends = ("", "_null", "_untrained", "_n", "_infinite")
         columns = ["label", "paper_label", *(m + end for m in first for end in ends if m + end in table)]
         caption = (
             f"Attention per head, {where}: means over problems (medians of those that may be infinite); null: uniform "
             f"attention on the same prompts; {'untrained: untrained twins; ' if self.twins else ''}n: problems."
         )
-        values = [name for name in TOLD if name in first] or first
-        tables = [results.ShownTable(results.largest_first(table, values[0]) if values else table, caption, columns)]
+        largest = results.largest_first(table, first[0]) if first else table
+        tables = [results.ShownTable(largest, caption, columns)]
         if len(here) > len(first):
             means = f"All {len(here)} metrics, {where}: means over problems (medians of those that may be infinite)."
             tables.append(results.ShownTable(table[["label", "paper_label", *here]], means))
-        return results.Shown(tuple(tables), results.head_map(table, values, columns))
+        return results.Shown(tuple(tables), results.head_map(table, first, columns))
 
     def _in(self, condition: str) -> list[str]:
         return [metric for metric, found in self.values.items() if condition in found]
