@@ -217,6 +217,7 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str)
         decimals = 0
     else:
         decimals = 4
+    large = decimals == 4 and _largest(known) >= 100
 
     def number(value: float | int, decimals: int) -> str:
         return f"{value:.2g}" if role == "p" else _number(scale * float(value), decimals, signed)
@@ -224,9 +225,7 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str)
     cells = []
     for value, pair in zip(values, zip(*ends, strict=True) if ends else repeat(()), strict=False):
         row = decimals
-        if (
-            decimals == 4 and _largest(known) >= 100
-        ):  # a column of several scales, or of large numbers: four digits of each
+        if large:
             row = min(4, max(0, 3 - math.floor(math.log10(max(1.0, _largest([value, *pair]))))))
         limits = f"[{', '.join(number(end, row) for end in pair)}]" if pair and not any(map(pd.isna, pair)) else ""
         undefined = pd.isna(value)
@@ -235,7 +234,9 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str)
 
 
 def _largest(values: Sequence[Any]) -> float:
-    return max((round(abs(float(value)), 9) for value in values if math.isfinite(value)), default=0.0)
+    return max(
+        (round(abs(float(value)), 9) for value in values if not pd.isna(value) and math.isfinite(value)), default=0.0
+    )
 
 
 def _count(value: Any, of: Any) -> Cell:
