@@ -21,7 +21,8 @@ from matplotlib.spines import Spine
 from matplotlib.text import Annotation
 
 import mless_interp as mi
-from mless_interp.views.circuitsvis import PairAttention, Patterns, attention_view
+from mless_interp.views.circuitsvis import PairAttention, Patterns, View, attention_view, shared_script
+from mless_interp.views.report import ShownPrompt
 
 views = mi.views
 NAN = np.nan
@@ -60,7 +61,12 @@ PICTURES: dict[str, Callable[[], Any]] = {
 } | {
     "head_map, named": lambda: views.head_map(small.located()),
     "head_map, attributed": lambda: views.head_map(small.attributed()),
+    "head_map, lowered": lambda: views.head_map(small.located(-1.0)),
+    "head_map, lam": lambda: views.head_map(small.decomposed(n=9), value="lam_minus_uniform", top=0),
+    "head_map, 4 problems": lambda: views.head_map(small.patched(4), value="median"),
+    "forest, lowered": lambda: views.forest(small.located(-1.0)),
     "head_map, doses": lambda: views.head_map(small.doses()),
+    "head_map, infinite": lambda: views.head_map(small.scored(), value="recovery_latency"),
     "head_map, a metric": lambda: views.head_map(small.scored(), value="span_mass", top=1, limit=0.7),
     "forest, a column": lambda: views.forest(small.patched(12), value="median", top=4),
     "forest, chosen heads": lambda: views.forest(small.located(), heads=["L1H0", "L0H0"]),
@@ -101,16 +107,20 @@ def attention_of(n_inserted: int = 3) -> PairAttention:
     return PairAttention("p<1>", "Mless ' /' x3", n_inserted, (mi.Head(0, 1), mi.Head(1, 0)), tuple(panels))
 
 
-def viewed(**options: Any) -> str:
-    """A view of attention: its title, its fixed part, and what it sends."""
-    view = attention_view(attention_of(), **options)
+def viewed(*panels: int, **options: Any) -> str:
+    """A view of attention (of these panels): its title, its fixed part, and what it sends."""
+    read = attention_of()
+    view = attention_view(replace(read, panels=tuple(read.panels[at] for at in panels or (0, 1))), **options)
     charts = zlib.decompress(base64.b64decode(str(view.data["charts"]))).decode()
     return "\n".join([view.title, view.body, str({**view.data, "charts": charts})])
 
 
 def page_of(result: Any, **options: Any) -> str:
     """A page of a result, without its style and script."""
+    view = [View("<t>", "<b>b</b>", {"x": "</script> & <b>"})] if options.pop("viewed", False) else []
     page = mi.Report("T", question="Q?", answer="A -> B.").result(result, **options)
+    for each in view:
+        page = page.view(each).prompt(ShownPrompt("c", "before", "/ /", "after"))
     run = {"repeat": "", "command": ["a b", 1], "list": [1.5, True, None], "long": list(range(13)), "in": {"x_y": {}}}
     whole = page.answered("So.").provenance(run).page()
     return re.sub(r"<(style|script)\b.*?</\1>|sha256-[\w+/=]+", "", whole, flags=re.DOTALL)
@@ -118,11 +128,19 @@ def page_of(result: Any, **options: Any) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "page, no effect": lambda: page_of(small.patched(donor=np.array([1.0, -1.0, 1.0, -1.0]))),
+    "page, lowered sweep": lambda: page_of(
+        replace(made := small.patched(12), donor=-made.donor, receiving=-made.receiving, patched=-made.patched)
+    ),
     "page, lowered": lambda: page_of(small.located(-1.0), heading=None),
     "page, many tables": lambda: page_of(replace(small.located(), confirmation=small.confirmed())),
     "page, chosen words": lambda: page_of(small.located(), first=small.located().explain().splitlines()[2:3]),
-    "page, a metric": lambda: page_of(small.scored()),
+    "page, a metric": lambda: page_of(small.scored(), viewed=True),
+    "view, of anything": lambda: (
+        View("<t>", "<b>b</b>", {"x": "</script> & <b>"}).page().replace(shared_script(), "...")
+    ),
     "view": viewed,
+    "view, one condition": lambda: viewed(0),
+    "view, equal lengths": lambda: viewed(1, 1),
     "view, token by token": lambda: viewed(max_span=None, scale=0.5),
 }
 

@@ -140,15 +140,20 @@ def confirmed(scale: float = 1.0, n: int = 10) -> mi.Confirmation:
 
 
 def scored(n: int = 3) -> HeadScores:
-    """Three metrics: a share, one with a sign, and one that may never be reached."""
+    """A share, one with a sign, one that may never be reached, one of both conditions with a hole, and whether it is a sink."""
     level = np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
     values = {
         "span_mass": {"inserted": 0.3 + level},
         "collapse_relative": {"inserted": 0.3 - level},
         "recovery_latency": {"inserted": np.where(level > 0.4, np.inf, 10 * level)},
+        "entropy": {"base": 1 + level, "inserted": np.where(level < 0, np.nan, 2 * level)},
+        "span_sink_rate": {"inserted": np.where(level > 0.46, 0.25, 0.0)},
+        "span_residual_norm": {"inserted": 1 + level},
+        "span_first_residual_norm": {"inserted": np.where(level > 0.4, 10.0, np.where(level < 0, np.nan, 2.0))},
     }
     null = {"span_mass": {"inserted": np.full((n, 2), 0.4)}}
-    return HeadScores(problems(n), ("base", "inserted"), SIX, values, null, SETTINGS | {"rows": "shared"})
+    settings = SETTINGS | {"rows": "shared", "sink_moved": 1, "boundary_merge": 2}
+    return HeadScores(problems(n), ("base", "inserted"), SIX, values, null, settings)
 
 
 def between_segments(n: int = 3) -> SegmentAttention:

@@ -37,6 +37,7 @@ LIVES = (0, 5, 33)
 NO_REASON = "**none yet**"
 LAWS = "tests/runtime/test_every_result.py"
 """What holds of every result: of rooms that make some."""
+TOLD = "test_it_tells_what_it_told"
 KEPT = "tests/test_analyses.py::test_it_gives_the_numbers_that_it_gave"
 """Numbers of every analysis as they were."""
 TOLD = (f"{LAWS}::test_it_tells_what_it_told", f"{LAWS}::test_a_problem_given_thrice_as_a_group_counts_once")
@@ -86,8 +87,23 @@ ROOMS = {
     ),
     "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py")),
     "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py")),
-    "scores": Room(("mless_interp/scores/*.py",), ("tests/scores", LAWS)),
-    "views": Room(("mless_interp/views/*.py",), ("tests/views", LAWS)),
+    "scores": Room(
+        ("mless_interp/scores/*.py",),
+        (
+            *(f"{KEPT}[{analysis}]" for analysis in ("scores", "segments", "profile")),
+            *(f"{LAWS}::{TOLD}[{kind}]" for kind in ("HeadScores", "AttentionProfile", "SegmentAttention")),
+            "tests/scores",
+        ),
+    ),
+    "views": Room(
+        ("mless_interp/views/*.py",),
+        (  # without those that need a browser
+            "tests/views/test_views.py",
+            "tests/views/test_circuitsvis.py::test_what_is_read_is_the_pattern_with_its_texts_and_places",
+            "tests/views/test_circuitsvis.py::test_of_many_heads_of_a_long_prompt_the_first_are_drawn_and_the_page_says_so",
+            "tests/views/test_hostile_names.py::test_what_can_be_drawn_stays_as_it_is",
+        ),
+    ),
     "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts",)),
     "models": Room(
         tuple(f"mless_interp/models/{name}.py" for name in ("base", "info", "replay", "sites", "traced_ops")),

@@ -16,7 +16,7 @@ Summary = Float[Tensor, "*lead"]
 
 
 def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) -> Summary:
-    r"""Half-width of "near zero" by the paper's ARM, in the activations' unit.
+    r"""Return the half-width of "near zero" by the paper's ARM, in the activations' unit.
 
     $$ \epsilon = 1.4826 \cdot \operatorname{MAD} \cdot c, \qquad
        \operatorname{MAD} = \operatorname{med}\bigl|\,|a| - \operatorname{med}|a|\,\bigr| $$
@@ -49,7 +49,7 @@ def quantile(activations: Activations, *, q: float) -> Summary:
 
 
 def near_zero_fraction(activations: Activations, *, threshold: Float[Tensor, "*#lead"] | float) -> Summary:
-    r"""Share of activations closer to zero than `threshold`, in [0, 1].
+    r"""Return the share of activations closer to zero than `threshold`, in [0, 1].
 
     $\mathrm{nz}(\epsilon) = \operatorname{mean}[\,|a| < \epsilon\,]$. Take the threshold from the base run
     (`arm_threshold`, or a `quantile` of the absolute activations) and use it for both.
@@ -63,7 +63,7 @@ def near_zero_fraction(activations: Activations, *, threshold: Float[Tensor, "*#
 
 
 def l1_norm(activations: Activations) -> Summary:
-    """Sum of absolute activations, in their unit; grows with the number of elements.
+    """Return the sum of absolute activations, in their unit; grows with the number of elements.
 
     >>> l1_norm(torch.tensor([3.0, -4.0]))
     tensor(7.)
@@ -72,7 +72,7 @@ def l1_norm(activations: Activations) -> Summary:
 
 
 def l2_norm(activations: Activations) -> Summary:
-    """Euclidean norm of the activations, in their unit; grows with the number of elements.
+    """Return the Euclidean norm of the activations, in their unit; grows with the number of elements.
 
     >>> l2_norm(torch.tensor([3.0, -4.0]))
     tensor(5.)
@@ -81,7 +81,7 @@ def l2_norm(activations: Activations) -> Summary:
 
 
 def mean_absolute(activations: Activations) -> Summary:
-    """Mean absolute activation, in their unit: the L1 norm per element.
+    """Return the mean absolute activation, in their unit: the L1 norm per element.
 
     >>> mean_absolute(torch.tensor([3.0, -4.0]))
     tensor(3.5000)
@@ -90,7 +90,7 @@ def mean_absolute(activations: Activations) -> Summary:
 
 
 def root_mean_square(activations: Activations) -> Summary:
-    """Root mean square activation, in their unit: the L2 norm per root of elements.
+    """Return the root mean square activation, in their unit: the L2 norm per root of elements.
 
     >>> root_mean_square(torch.tensor([1.0, -1.0]))
     tensor(1.)
@@ -99,7 +99,7 @@ def root_mean_square(activations: Activations) -> Summary:
 
 
 def gini(values: Activations) -> Summary:
-    r"""Gini coefficient of the absolute values, in [0, 1 - 1/n]: inequality among elements.
+    r"""Return the Gini coefficient of the absolute values, in [0, 1 - 1/n]: inequality among elements.
 
     $G = \frac{\sum_k (2k - n - 1)\, |a|_{(k)}}{n \sum_k |a|_k}, \qquad |a|_{(1)} \le \dots \le |a|_{(n)}$. 0: all equal;
     $1 - 1/n$: one element has everything. NaN where all are zero. Source: Hurley & Rickard 2009 (arXiv 0811.4706). The
@@ -115,7 +115,7 @@ def gini(values: Activations) -> Summary:
 
 
 def histogram(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Float[Tensor, "*lead bin"]:
-    """How many activations fall into each bin of increasing `edges`; values beyond the outer ones count in the outer bins.
+    """Count how many activations fall into each bin of increasing `edges`; values beyond them count in the outer bins.
 
     >>> histogram(torch.tensor([0.1, 0.2, 0.9, 7.0]), edges=torch.tensor([0.0, 0.5, 1.0]))
     tensor([2., 2.])
@@ -127,7 +127,7 @@ def histogram(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Flo
 
 
 def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Summary:
-    r"""Gini coefficient of the histogram's bin counts, in [0, 1 - 1/bins]: how unevenly activations fill their range.
+    r"""Return the Gini coefficient of a histogram's bin counts, in [0, 1 - 1/bins]: how unevenly its range is filled.
 
     0: every bin equally full; $1 - 1/B$: all in one. The same `edges` for both runs. Source: arXiv 2510.01032, Fig. 4 (no bins
     given).
@@ -139,7 +139,7 @@ def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -
 
 
 def wasserstein(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:
-    r"""Wasserstein-1 distance of two equally large samples, in the activations' unit: how far values moved on average.
+    r"""Return the Wasserstein-1 distance of two equally large samples, in their unit: how far values moved on average.
 
     $W_1 = \operatorname{mean}_k \bigl|a_{(k)} - b_{(k)}\bigr|$. 0: the same values in any order.
 
@@ -150,7 +150,7 @@ def wasserstein(base: Activations, inserted: Float[Tensor, "*lead inserted_eleme
 
 
 def kolmogorov_smirnov(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:
-    r"""Largest gap between the cumulative distributions of two samples, in [0, 1].
+    r"""Return the largest gap between the cumulative distributions of two samples, in [0, 1].
 
     $D = \sup_x |F_a(x) - F_b(x)|$. 1: no overlap. Elements are dependent, so its usual p-value means nothing.
 
@@ -165,7 +165,7 @@ def kolmogorov_smirnov(base: Activations, inserted: Float[Tensor, "*lead inserte
 
 
 def median_variance(activations: Float[Tensor, "*lead token d_mlp"]) -> Summary:
-    r"""Variance of each neuron across tokens, median over neurons, in squared units of the activations.
+    r"""Return the variance of each neuron across tokens, median over neurons, in squared units of the activations.
 
     $\operatorname{med}_d \operatorname{Var}_t(a_{td})$, $n - 1$; NaN with fewer than two tokens. Compare per prompt, not per
     element.
@@ -213,7 +213,7 @@ def ridge_scores(
     turned, scores = vectors.T @ (y - mean), np.tile(mean, (len(test), 1))
 
     def left_out(penalty: float) -> float:
-        """Sum of squared errors of each training row read by all others."""
+        """Return the sum of squared errors of each training row read by all others."""
         kept = eigenvalues / (eigenvalues + penalty)
         leverage = (vectors**2 * kept).sum(1) + 1 / len(vectors)
         errors = (y - mean - vectors @ (turned * kept[:, None])) / np.maximum(1 - leverage, 1e-9)[:, None]

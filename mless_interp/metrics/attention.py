@@ -21,7 +21,7 @@ LEAST_MASS = 1e-8
 def span_mass(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
-    r"""Share of each row's attention that goes to the span: $1 - \lambda$, the *drop*, a probability.
+    r"""Return the share of each row's attention that goes to the span: $1 - \lambda$, the *drop*, a probability.
 
     $m_i = \sum_{k \in I} A_{ik} = 1 - \lambda_i$. 0: it ignores the span; 1: it reads nothing else. Source: arXiv 2510.01032,
     Eq. 1-2, whose text calls lambda, which is what is *kept* (`retained_mass`), the drop.
@@ -37,7 +37,7 @@ def span_mass(
 def retained_mass(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
-    r"""Share of each row's attention that stays outside the span: lambda, a probability.
+    r"""Return the share of each row's attention that stays outside the span: lambda, a probability.
 
     $\lambda_i = \sum_{j \notin I} A_{ij} = 1 - m_i$, summed over the other keys, so that a tiny lambda keeps its digits. 1:
     the row ignores the span. Source: arXiv 2510.01032, Eq. 1-2, per query and head instead of one number.
@@ -57,7 +57,7 @@ def span_log_odds(
     visible: Visible | None = None,
     dest_positions: DestPositions | None = None,
 ) -> PerRow:
-    r"""Log odds of reading the span against reading anything else, from attention scores before the softmax, in nats.
+    r"""Return the log odds of reading the span against anything else, from attention scores before the softmax, in nats.
 
     $\operatorname{logit}(1 - \lambda_i) = \operatorname{LSE}_{k \in I} s_{ik} - \operatorname{LSE}_{j \notin I} s_{ij}$. 0:
     as much on the span as elsewhere. Exact where the probabilities have underflowed; -inf where the row sees no span key.
@@ -82,7 +82,7 @@ def non_sink_span_mass(
     visible: Visible | None = None,
     dest_positions: DestPositions | None = None,
 ) -> PerRow:
-    r"""Share of the span in the attention that does not go to the sink, a probability.
+    r"""Return the share of the span in the attention that does not go to the sink, a probability.
 
     $m_i / (1 - A_{i,K_0})$. 1: all that is not parked on the sink goes to the span. NaN where that is less than 1e-8.
 
@@ -98,7 +98,7 @@ def non_sink_span_mass(
 
 
 def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torch.float32) -> PerRow:
-    r"""Span mass of a row that spreads its attention evenly over the keys that it sees, a probability.
+    r"""Return the span mass of a row that spreads its attention evenly over the keys that it sees, a probability.
 
     $m_i^{\text{unif}} = |I \cap V_i| / |V_i|$. With 55 of 115 tokens inserted at 18 it averages 0.59 over the question. Any
     other metric's null is that metric of `uniform_pattern(visible)`. Source: project's own (methods 4.2).
@@ -140,7 +140,7 @@ def log_density_ratio_from_scores(
     visible: Visible | None = None,
     dest_positions: DestPositions | None = None,
 ) -> PerRow:
-    r"""`log_density_ratio` from attention scores before the softmax, in nats: finite where probabilities underflow.
+    r"""Return `log_density_ratio` from attention scores before the softmax, in nats: finite where probabilities underflow.
 
     $$ \mathrm{LD}_i = \operatorname{LSE}_{k \in I} s_{ik} - \ln n_i
        - \operatorname{LSE}_{j \notin I \cup K_0} s_{ij} + \ln (c_i - n_i - k_i) $$
@@ -174,7 +174,7 @@ def _check_sink(sink: Tensor, span: Tensor) -> None:
 def attention_entropy(
     pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
-    r"""Shannon entropy of each attention row, in nats.
+    r"""Return the Shannon entropy of each attention row, in nats.
 
     $H_i = -\sum_j A_{ij} \ln A_{ij}$, $0 \ln 0 = 0$. 0: it reads a single token; $\ln c_i$: its $c_i$ visible tokens evenly.
 
@@ -188,7 +188,7 @@ def attention_entropy(
 def normalised_entropy(
     pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
-    r"""Entropy of each attention row as a share of the most that its visible keys allow, in [0, 1].
+    r"""Return the entropy of each attention row as a share of the most that its visible keys allow, in [0, 1].
 
     $H_i / \ln c_i$. 0: one token; 1: uniform. NaN where the row sees a single key.
 
@@ -203,7 +203,7 @@ def normalised_entropy(
 def effective_tokens(
     pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
-    r"""Number of tokens that each row reads as if evenly (Hill number of order 1).
+    r"""Return the number of tokens that each row reads as if evenly (Hill number of order 1).
 
     $\exp(H_i)$. 1: a single token; $c_i$: all visible tokens evenly.
 
@@ -216,7 +216,7 @@ def effective_tokens(
 def participation(
     pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
-    r"""Participation ratio of each row, in tokens (Hill number of order 2, never above `effective_tokens`).
+    r"""Return the participation ratio of each row, in tokens (Hill number of order 2, never above `effective_tokens`).
 
     $1 / \textstyle\sum_j A_{ij}^2$. 1: a single token; $c_i$: all visible tokens evenly.
 
@@ -231,7 +231,7 @@ def participation(
 def entropy_chain(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> tuple[PerRow, PerRow, PerRow]:
-    r"""Entropy of each row as the sum of three terms, in nats: (which side, where outside the span, where inside it).
+    r"""Return each row's entropy as the sum of three terms, in nats: (which side, where outside the span, where inside it).
 
     $H(A_i) = h_2(\lambda_i) + \lambda_i H(A_{i,\bar I} / \lambda_i) + (1 - \lambda_i) H(A_{i,I} / (1 - \lambda_i))$. A side
     without mass contributes 0; the second term over lambda is what a prompt without the span has. Source: Shannon's grouping
@@ -274,7 +274,7 @@ def within_span_entropy(
 def entropy_without_sink(
     pattern: Pattern, *, sink: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
-    r"""Entropy of each row after the sink's share is removed and the rest renormalised, in nats.
+    r"""Return the entropy of each row after the sink's share is removed and the rest renormalised, in nats.
 
     $H(A_{i,\bar K_0} / (1 - A_{i,K_0}))$. Tells a head that reads one token from one that parks its mass on the sink. NaN
     where less than 1e-6 escapes it.
@@ -301,7 +301,7 @@ def _entropy(pattern: Pattern) -> PerRow:
 
 
 def _entropy_within(pattern: Pattern, segment: Segment) -> tuple[PerRow, PerRow]:
-    """Entropy of the renormalised part of each row inside a segment, and the mass of that part."""
+    """Return the entropy of the renormalised part of each row inside a segment, and the mass of that part."""
     mass = patterns.row_sums(pattern, segment)
     entropy = mass.log() - patterns.row_sums(_information(pattern), segment) / mass
     return entropy.clamp(min=0), mass
@@ -332,7 +332,7 @@ def renormalised_rows(
 
 
 def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
-    r"""Jensen-Shannon divergence of two rows, in bits, in [0, 1].
+    r"""Return the Jensen-Shannon divergence of two rows, in bits, in [0, 1].
 
     $\tfrac12 \sum_j p_j \log_2 \frac{p_j}{m_j} + \tfrac12 \sum_j q_j \log_2 \frac{q_j}{m_j}, \quad m = (p + q) / 2$. 0:
     equal; 1: disjoint.
@@ -348,12 +348,12 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
 
 
 def jensen_shannon_distance(p: Distribution, q: Distribution) -> Distance:
-    """Square root of the Jensen-Shannon divergence in bits: a metric, in [0, 1]."""
+    """Return the square root of the Jensen-Shannon divergence in bits: a metric, in [0, 1]."""
     return jensen_shannon_divergence(p, q).sqrt()
 
 
 def hellinger(p: Distribution, q: Distribution) -> Distance:
-    r"""Hellinger distance of two rows, in [0, 1].
+    r"""Return the Hellinger distance of two rows, in [0, 1].
 
     $\tfrac{1}{\sqrt 2} \lVert \sqrt p - \sqrt q \rVert_2$. 0: equal; 1: disjoint. Small probabilities count more than in total
     variation.
@@ -366,7 +366,7 @@ def hellinger(p: Distribution, q: Distribution) -> Distance:
 
 
 def total_variation(p: Distribution, q: Distribution) -> Distance:
-    r"""Total variation distance of two rows, in [0, 1]: the attention that moved.
+    r"""Return the total variation distance of two rows, in [0, 1]: the attention that moved.
 
     $\tfrac12 \lVert p - q \rVert_1$. 0: equal; 1: disjoint.
 

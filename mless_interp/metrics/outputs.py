@@ -48,7 +48,7 @@ def span_output_weight(
     visible: Visible | None = None,
     dest_positions: DestPositions | None = None,
 ) -> PerRow:
-    r"""Share of the span in a head's output by norm instead of attention, in [0, 1].
+    r"""Return the share of the span in a head's output by norm instead of attention, in [0, 1].
 
     $$ n_i = \frac{\lVert \sum_{k \in I} A_{ik} v_k W_O \rVert}
                   {\lVert \sum_{k \in I} A_{ik} v_k W_O \rVert + \lVert \sum_{j \notin I} A_{ij} v_j W_O \rVert} $$
@@ -69,7 +69,7 @@ def span_output_weight(
 
 
 def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
-    r"""Mean cosine of all pairs of value vectors in the span, in [-1, 1].
+    r"""Return the mean cosine of all pairs of value vectors in the span, in [-1, 1].
 
     $\frac{1}{N(N-1)} \sum_{k \ne l \in I} \cos(v_k, v_l)$. 1: all point the same way, so attention to the span adds one
     direction whatever its spread; about 0: unrelated. Zero vectors leave the mean; NaN with fewer than two others.
@@ -84,7 +84,7 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
 
 
 def value_spectral_share(values: Vectors, *, span: Segment) -> PerHead:
-    r"""Share of the span's value energy on one direction, in [1/rank, 1].
+    r"""Return the share of the span's value energy on one direction, in [1/rank, 1].
 
     $\sigma_1^2 / \textstyle\sum_r \sigma_r^2$ of the singular values of $V_I$ (uncentred). 1: rank one, a pure bias. NaN if
     all are zero.
@@ -97,7 +97,7 @@ def value_spectral_share(values: Vectors, *, span: Segment) -> PerHead:
 
 
 def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
-    r"""Number of directions that the span's values fill as if evenly.
+    r"""Return the number of directions that the span's values fill as if evenly.
 
     $\exp H(\sigma / \textstyle\sum_r \sigma_r)$. 1: one direction; N: all orthogonal and equally long. NaN where all values
     are zero. Source: effective rank of Roy & Vetterli 2007, uncentred.
@@ -132,7 +132,7 @@ def _weighted(pattern: Pattern, values: Tensor, segment: Segment) -> Tensor:
 
 
 def _units(vectors: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors of the kept tokens, zero elsewhere, and how many there are."""
+    """Return the unit vectors of the kept tokens, zero elsewhere, and how many there are."""
     vectors = widened(vectors)
     norms = vectors.norm(dim=-1, keepdim=True)
     keep = keep[..., None] & (norms > 0)
@@ -219,7 +219,7 @@ def residual_share(
     *,
     output_weights: Float[Tensor, "head d d_model"],
 ) -> Float[Tensor, " head"]:
-    r"""Share of each head's part in what the layer's attention changes in the residual stream; a signed number.
+    r"""Return the share of each head's part in what the layer's attention changes in the residual stream; a signed number.
 
     $$ s_h = \frac{\langle u_h W_O^h, \delta \rangle}{\langle \delta, \delta \rangle}, \qquad
        \delta = \sum_h (z'_h - z_h) W_O^h $$
@@ -239,7 +239,7 @@ PerRun = Float[Tensor, " batch"]
 
 
 def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
-    r"""Sum of the answer tokens' teacher-forced log-probabilities, in nats.
+    r"""Return the sum of the answer tokens' teacher-forced log-probabilities, in nats.
 
     $Y = \sum_k \ln p(a_k \mid \text{prompt}, a_{<k})$. 0: the model is certain of the answer. `logits[:, k]` are those of
     the position that predicts answer token `k`. Source: methods §7 (`Y_lp`).
@@ -249,11 +249,11 @@ def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
     """
     there = answer.to(logits.device, non_blocking=logits.device.type != "cpu")
     picked = widened(logits).log_softmax(-1).gather(-1, there.expand(logits.shape[:2])[..., None])
-    return picked[..., 0].sum(-1)
+    return picked[..., 0].sum(1)
 
 
 def mean_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
-    """Mean over tokens of the teacher-forced log-probability, in nats per token. Source: methods §7 (`solution_logprob`).
+    """Return the mean teacher-forced log-probability, in nats per token. Source: methods §7 (`solution_logprob`).
 
     >>> mean_logprob(torch.zeros(1, 3, 4), torch.tensor([0, 1, 2])).exp()
     tensor([0.2500])
@@ -262,7 +262,7 @@ def mean_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 
 
 def answer_probability(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
-    r"""Geometric mean of the answer tokens' teacher-forced probabilities: a bounded outcome.
+    r"""Return the geometric mean of the answer tokens' teacher-forced probabilities: a bounded outcome.
 
     $Y = \exp(\frac{1}{K} \sum_k \ln p(a_k \mid \text{prompt}, a_{<k}))$. A single problem moves it by 1 at most. Source:
     methods §9.
@@ -274,7 +274,7 @@ def answer_probability(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 
 
 def logit_difference(logits: Logits, right: int, wrong: int) -> PerRun:
-    r"""Logit of the right token minus that of a wrong one, at the last position read, in logits.
+    r"""Return the logit of the right token minus that of a wrong one, at the last position read, in logits.
 
     $Y = \ell_{\text{right}} - \ell_{\text{wrong}}$. 0: as likely. Source: Heimersheim & Nanda (2404.15255); methods §7
     (`Y_ld`).
@@ -287,7 +287,7 @@ def logit_difference(logits: Logits, right: int, wrong: int) -> PerRun:
 
 
 def kl_divergence(logits: Logits, reference: Logits) -> PerRun:
-    r"""Mean over positions of KL(reference || run), in nats per position.
+    r"""Return the mean over positions of KL(reference || run), in nats per position.
 
     $Y = \frac{1}{|R|} \sum_{t \in R} \sum_w p_{\text{ref}}(w) \ln \frac{p_{\text{ref}}(w)}{p_{\text{run}}(w)}$. 0: the same
     predictions. Source: methods §7 (`Y_kl`).
@@ -296,11 +296,11 @@ def kl_divergence(logits: Logits, reference: Logits) -> PerRun:
     tensor([0.])
     """
     run, ref = widened(logits).log_softmax(-1), widened(reference).log_softmax(-1)
-    return (ref.exp() * (ref - run)).sum(-1).mean(-1)
+    return (ref.exp() * (ref - run)).sum(-1).mean(1)
 
 
 def circuit_performance(fractions: Float[Tensor, " size"], faithfulness: Float[Tensor, "*lead size"]) -> PerHead:
-    r"""Area under the faithfulness curve of growing circuits: CPR, higher is better.
+    r"""Return the area under the faithfulness curve of growing circuits: CPR, higher is better.
 
     $\mathrm{CPR} = \int_0^1 f(k)\, dk$. 1: the first heads restore everything; above 1: they overshoot. By the trapezoid
     rule, linear in the fraction of heads. Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
@@ -312,7 +312,7 @@ def circuit_performance(fractions: Float[Tensor, " size"], faithfulness: Float[T
 
 
 def circuit_distance(fractions: Float[Tensor, " size"], faithfulness: Float[Tensor, "*lead size"]) -> PerHead:
-    r"""Area between the faithfulness curve of growing circuits and 1: CMD, lower is better.
+    r"""Return the area between the faithfulness curve of growing circuits and 1: CMD, lower is better.
 
     $\mathrm{CMD} = \int_0^1 |1 - f(k)|\, dk$. 0: every circuit behaves like the whole model. Source: as `circuit_performance`.
 

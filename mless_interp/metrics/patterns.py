@@ -20,7 +20,7 @@ _KNOWN: ContextVar[dict[tuple[object, ...], tuple[object, object]] | None] = Con
 
 @contextmanager
 def computed_once() -> Iterator[None]:
-    """Inside, a function marked `once` is computed once for the same arguments (the very same tensors, left as they are)."""
+    """Let a function marked `once` be computed once for the same arguments (the very same tensors, left as they are)."""
     before = _KNOWN.set({})
     try:
         yield
@@ -84,7 +84,7 @@ def row_mask(rows: RowChoice, *, question: Segment, span: Segment | None = None)
 
 
 def segment_mean(values: PerColumn, segment: Segment) -> PerHead:
-    r"""Mean of a per-token (or per-row) quantity over a segment, in the quantity's own unit.
+    r"""Return the mean of a per-token (or per-row) quantity over a segment, in the quantity's own unit.
 
     $\bar x_S = \frac{1}{|S'|} \sum_{j \in S'} x_j$ over the defined $S' = \{j \in S : x_j \text{ defined}\}$; NaN where
     nothing is left.
@@ -141,7 +141,7 @@ def _seen(
 def with_sink_key(
     pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> tuple[Float[Tensor, "*lead dest src+1"], Bool[Tensor, "*#lead dest src+1"]]:
-    r"""A pattern whose rows sum to less than 1, as learned sinks leave it, with what they lack as one more key: the last one.
+    r"""Return a pattern whose rows sum to less than 1, as learned sinks leave it, with what they lack as one last key.
 
     $A_{i,T} = 1 - \textstyle\sum_{j < T} A_{ij}$, $V_{i,T} = \text{true}$: a learned sink is a key outside every span, seen by
     every row, with value 0 and no token. Masks over the tokens get one more entry (False for a span, True for a sink), and a
@@ -160,7 +160,7 @@ def with_sink_key(
 def resolved_visible(
     scores: Float[Tensor, "*lead dest src"], *, visible: Visible | None, dest_positions: DestPositions | None
 ) -> Visible:
-    """`visible` checked against a block of rows, or the causal triangle of these rows."""
+    """Return `visible`, checked against a block of rows, or the causal triangle of these rows."""
     if visible is None:
         queries = row_positions(scores, dest_positions)
         return torch.arange(scores.shape[-1], device=scores.device) <= queries[:, None]
@@ -181,7 +181,7 @@ def row_sums(values: Pattern, segment: Segment) -> PerRow:
 
 
 def uniform_pattern(visible: Visible, *, dtype: torch.dtype = torch.float32) -> Pattern:
-    r"""Attention that prefers nothing: each row spreads 1 evenly over the keys that it can see.
+    r"""Return attention that prefers nothing: each row spreads 1 evenly over the keys that it can see.
 
     $A_{ij} = V_{ij} / \textstyle\sum_j V_{ij}$: the null of every pattern metric, put in the pattern's place. Rows without
     keys are zero.

@@ -23,7 +23,7 @@ def received_sums(
     visible: Visible | None = None,
     dest_positions: DestPositions | None = None,
 ) -> tuple[PerColumn, Counts]:
-    r"""Attention received by each token, summed over the rows of this block that read it, and the number of those rows.
+    r"""Return the attention that each token receives, summed over the rows of this block that read it, and their number.
 
     $S_j = \sum_{i \in R_j} A_{ij}$, $n_j = |R_j|$, $R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\}$. `rows` is a mask
     over all tokens (`row_mask`); `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows
@@ -47,7 +47,7 @@ def received_sums(
 
 
 def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) -> PerColumn:
-    """Mean attention received by each token, a probability, from summed-up blocks of rows.
+    """Return the mean attention received by each token, a probability, from summed-up blocks of rows.
 
     NaN for tokens read by fewer than `min_rows` rows: the tail of a prompt, the sink, padding.
 
@@ -58,7 +58,7 @@ def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) ->
 
 
 def received_attention(pattern: Pattern, *, min_rows: int = 3, **options: Any) -> PerColumn:
-    r"""Mean attention that each token receives from the tokens after it that see it, a probability.
+    r"""Return the mean attention that each token receives from the tokens after it that see it, a probability.
 
     $r_j = \frac{1}{|R_j|} \sum_{i \in R_j} A_{ij}$, $R_j$ and the `options` those of `received_sums`. 0: nobody reads it; 1:
     everybody reads nothing else. It falls with position by itself (later rows have more keys): compare with
@@ -73,7 +73,7 @@ def received_attention(pattern: Pattern, *, min_rows: int = 3, **options: Any) -
 
 
 def relative_received(received: PerColumn, uniform: PerColumn) -> PerColumn:
-    r"""Attention received relative to what uniform attention would give, a ratio: rho.
+    r"""Return the attention received relative to what uniform attention would give, a ratio: rho.
 
     $\rho_j = r_j / r_j^{\text{unif}}$, on the same rows and options. 1: no preference; 0: never read. It does not fall with
     position.
@@ -85,7 +85,7 @@ def relative_received(received: PerColumn, uniform: PerColumn) -> PerColumn:
 
 
 def kurtosis(values: PerColumn) -> PerHead:
-    r"""Excess kurtosis of the values on the last axis, NaN left out, a pure number.
+    r"""Return the excess kurtosis of the values on the last axis, NaN left out, a pure number.
 
     $\frac{\tfrac1n \sum_j (x_j - \bar x)^4}{(\tfrac1n \sum_j (x_j - \bar x)^2)^2} - 3$ (biased). Of a received-attention
     profile: "receiver-headness", large when a few tokens get the attention. NaN for constant values. Source: Bogdan et al.
@@ -106,7 +106,7 @@ def kurtosis(values: PerColumn) -> PerHead:
 
 
 def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> PerHead:
-    r"""Share of `tokens` at which a head is a sink head, in [0, 1].
+    r"""Return the share of `tokens` at which a head is a sink head, in [0, 1].
 
     $\frac{1}{|S|} \sum_{k \in S} [\alpha_k > \epsilon]$; its mean over prompts, layers and heads, of the first token alone, is
     the published sink rate. `alpha` is received attention with `diag=True` and `min_rows=1`. Source: Gu et al. 2024 (arXiv
@@ -136,7 +136,7 @@ def relative_norms(vectors: Vectors, *, others: Segment) -> PerColumn:
 
 
 def cosines_to_sink(vectors: Vectors, *, sink: Segment) -> PerColumn:
-    r"""Cosine of each token's vector with that of the sink, one token, in [-1, 1].
+    r"""Return the cosine of each token's vector with that of the sink, one token, in [-1, 1].
 
     $x_j \cdot x_0 / (\lVert x_j \rVert \lVert x_0 \rVert)$. 1: where the first token's points, as secondary sinks (arXiv
     2512.22213) and long runs of one token (arXiv 2503.08908) do. NaN for a vector of zeros.

@@ -36,7 +36,7 @@ def span_collapse(received: PerColumn, *, span: Segment, reference: Segment) -> 
 
 
 def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.25) -> PerHead:
-    r"""Share of the span's tokens that receive less than `threshold` of what uniform attention would give, in [0, 1].
+    r"""Return the share of the span's tokens that receive less than `threshold` times uniform attention, in [0, 1].
 
     $|\{j \in I : \rho_j < \theta\}| / |I|$. 0: none is collapsed; 1: all are. Usual thresholds: 0.1, 0.25, 0.5.
 
@@ -49,7 +49,7 @@ def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.
 
 
 def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead:
-    r"""Jump of the level at the start of the span, in the profile's unit.
+    r"""Return the jump of the level at the start of the span, in the profile's unit.
 
     $\operatorname{mean}(\rho_{a}, \dots, \rho_{a+w-1}) - \operatorname{mean}(\rho_{a-w}, \dots, \rho_{a-1})$. Negative:
     attention drops. Windows stop at the span's end and the prompt's start; NaN where nothing defined precedes it. Make the
@@ -67,7 +67,7 @@ def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead
 
 
 def span_variation(received: PerColumn, *, span: Segment) -> PerHead:
-    r"""Coefficient of variation of the profile over the span: population deviation over mean, a pure number.
+    r"""Return the coefficient of variation of the profile over the span: population deviation over mean, a pure number.
 
     $\mathrm{CV} = \operatorname{sd}_{j \in I}(r_j) \,/\, \bar r_I$. 0: every span token receives the same (the paper's claim).
     NaN with fewer than two defined tokens or a mean of 0.
@@ -84,7 +84,7 @@ def span_variation(received: PerColumn, *, span: Segment) -> PerHead:
 
 
 def recovery_ratio(received: PerColumn, *, before: Segment, after: Segment) -> PerHead:
-    r"""Level after the span relative to the level before it, within one run, a ratio.
+    r"""Return the level after the span relative to the level before it, within one run, a ratio.
 
     $R_{\text{ratio}} = \bar r_{\text{post}} / \bar r_{\text{pre}}$ of the question (`after`) and the prefix without its sink
     (`before`). 1: the level is back. NaN where the level before is 0. On the raw profile largely positional.
@@ -100,7 +100,7 @@ def recovery_ratio(received: PerColumn, *, before: Segment, after: Segment) -> P
 def recovery_fraction(
     received: PerColumn, *, before: Segment, span: Segment, after: Segment, tolerance: float = 0.05
 ) -> PerHead:
-    r"""Share of the drop from before the span to inside it that is made up after it.
+    r"""Return the share of the drop from before the span to inside it that is made up after it.
 
     $R_{\text{frac}} = (\bar r_{\text{post}} - \bar r_{\text{span}}) / (\bar r_{\text{pre}} - \bar r_{\text{span}})$. 0: none;
     1: full; above 1: overshoot. NaN without a step to recover from:
@@ -118,7 +118,7 @@ def recovery_fraction(
 
 
 def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -> PerHead:
-    r"""Attention that the same tokens keep when the span is inserted, a ratio of sums: retention across conditions.
+    r"""Return the attention that the same tokens keep when the span is inserted, a ratio of sums: retention across conditions.
 
     $R_{\text{aligned}} = \sum_{j \in S} r'_{\pi(j)} / \sum_{j \in S} r_j$, both over shared rows; `tokens` is usually the
     question. 1: all of it. NaN where the base sum is 0. Against the gap or masked condition instead of the plain prompt it is
@@ -135,7 +135,7 @@ def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -
 
 
 def aligned_ratio(base: PerColumn, inserted: PerColumn) -> PerColumn:
-    r"""Attention that each aligned token receives with the span relative to without it, a ratio.
+    r"""Return the attention that each aligned token receives with the span relative to without it, a ratio.
 
     $r'_{\pi(j)} / r_j$. 1: unchanged; below 1: attenuated. NaN where the base receives nothing.
 
@@ -171,7 +171,7 @@ def recovery_latency(
 
 
 def running_median(series: PerColumn, *, width: int = 5) -> PerColumn:
-    """Median of each value and its neighbours (`width` is odd), NaN left out; windows shrink symmetrically at the ends.
+    """Return the median of each value and its neighbours (`width` is odd) without NaN; windows shrink evenly at the ends.
 
     >>> running_median(torch.tensor([1.0, 2.0, 9.0, 3.0, 4.0]), width=3)
     tensor([1., 2., 3., 4., 4.])
@@ -186,7 +186,7 @@ def running_median(series: PerColumn, *, width: int = 5) -> PerColumn:
 
 
 def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squared: float = 0.1) -> PerHead:
-    r"""Time constant of the recovery after the span, in tokens, by least squares.
+    r"""Return the time constant of the recovery after the span, in tokens, by least squares.
 
     $y(t) = y_\infty - (y_\infty - y_0)\, e^{-t/\tau}$, $\tau \in [0.2, n]$: at an end, shorter or longer than the series can
     tell. `ratio` is `running_median(aligned_ratio(...))` from the span's end on. For each tau on a logarithmic grid, refined
@@ -229,7 +229,7 @@ Peaks = Bool[Tensor, "*lead src"]
 
 
 def timing_pearson(base: PerColumn, inserted: PerColumn) -> PerHead:
-    r"""Pearson correlation of two aligned profiles, in [-1, 1].
+    r"""Return the Pearson correlation of two aligned profiles, in [-1, 1].
 
     1: the same shape up to scale and offset; 0: unrelated. NaN where either is constant.
 
@@ -240,7 +240,7 @@ def timing_pearson(base: PerColumn, inserted: PerColumn) -> PerHead:
 
 
 def timing_spearman(base: PerColumn, inserted: PerColumn) -> PerHead:
-    r"""Spearman rank correlation of two aligned profiles, in [-1, 1]: do the same tokens rank high?
+    r"""Return the Spearman rank correlation of two aligned profiles, in [-1, 1]: do the same tokens rank high?
 
     Ties share their mean rank; NaN where either is constant. High together with an `attenuation_slope` below 1 is "same timing,
     modulated magnitude". In the first layer against the gap that is automatic.
@@ -259,7 +259,7 @@ def _correlation(x: PerColumn, y: PerColumn) -> PerHead:
 
 
 def attenuation_slope(base: PerColumn, inserted: PerColumn) -> PerHead:
-    r"""Slope through the origin of the profile with the span on the profile without it, a ratio: attenuation.
+    r"""Return the slope through the origin of the profile with the span on the profile without it, a ratio: attenuation.
 
     $\beta = \sum_j x_j y_j / \sum_j x_j^2$. 1: unchanged; 0: everything gone. NaN where the base is all zero.
 
@@ -271,7 +271,7 @@ def attenuation_slope(base: PerColumn, inserted: PerColumn) -> PerHead:
 
 
 def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
-    r"""Share of the profile with the span that a pure scaling of the base profile explains.
+    r"""Return the share of the profile with the span that a pure scaling of the base profile explains.
 
     $R_0^2 = 1 - \sum_j (y_j - \beta x_j)^2 / \sum_j y_j^2$, about zero. 1: the same profile at another height. NaN where
     either is all zero.
@@ -322,7 +322,7 @@ def matched_peaks_f1(base_peaks: Peaks, inserted_peaks: Peaks) -> PerHead:
 
 
 def peak_attenuation(base: PerColumn, inserted: PerColumn, *, peaks: Peaks) -> PerHead:
-    r"""Mean height of the base profile's peaks that is left with the span, a ratio.
+    r"""Return the mean height of the base profile's peaks that is left with the span, a ratio.
 
     $\frac{1}{|P_x|} \sum_{j \in P_x} y_j / x_j$ with the peaks of `spike_peaks(base)`. 1: unchanged; 0: gone. NaN where there
     is none.

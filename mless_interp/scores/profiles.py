@@ -222,7 +222,7 @@ class AttentionProfile(results.Result):
         return pd.concat(parts, ignore_index=True)
 
     def _tokens(self, condition: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Base position, segment and text of each token."""
+        """Return base position, segment and text of each token."""
         start, stop = self.spans[index]
         inside = CONDITIONS[condition].has_span
         texts = (self.inserted_texts if inside else self.base_texts)[index]
@@ -328,7 +328,7 @@ def _prompt(pair: PromptPair, condition: str) -> Prompt:
 def _masses(
     model: Model, pair: PromptPair, condition: str, segments: Sequence[str], layers: Sequence[int], source: Source
 ) -> np.ndarray:
-    """`[layer, head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
+    """Return `[layer, head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
     prompt = _prompt(pair, condition)
     n, every = len(prompt), torch.ones(len(prompt), dtype=torch.bool)
     masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
@@ -435,6 +435,6 @@ class SegmentAttention(results.Result):
         return self.conditions[results.place_of(condition or self.conditions[-1], self.conditions, "condition")]
 
     def _cells(self, condition: str | None) -> np.ndarray:
-        """`[problem, head, dest, src]`."""
+        """Return `[problem, head, dest, src]`."""
         values = np.moveaxis(self.values[self._condition(condition)], (3, 4), (1, 2))
         return np.moveaxis(results.of_heads(values, self.heads), 3, 1)

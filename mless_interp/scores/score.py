@@ -228,7 +228,7 @@ class HeadScores(results.Result):
         return replace(found, estimate=mean)
 
     def _sink_words(self) -> str:
-        """To how many heads the span is a sink in most problems, and to which most often."""
+        """Tell to how many heads the span is a sink in most problems, and to which most often."""
         counts, n = self.sinks()
         if not n.any():
             return "Is the span an attention sink? Undefined for every head."
@@ -393,7 +393,7 @@ def score_cache(
 
 
 def _patterns(cache: Any) -> dict[int, Tensor]:
-    """layer -> pattern `[head, token, token]` of one prompt."""
+    """Return layer -> pattern `[head, token, token]` of one prompt."""
     layers = sorted(int(match[1]) for name in cache.keys() if (match := _PATTERN.match(str(name))))  # noqa: SIM118
     if not layers:
         raise ValueError(
@@ -443,7 +443,7 @@ class _Scores:
         *,
         asked: np.ndarray | bool = True,
     ) -> None:
-        """The metrics of a layer, of those of its heads that are `asked` for, and those of uniform attention in its place."""
+        """Add the metrics of a layer's heads that are `asked` for, and those of uniform attention in its place."""
         own, uniform = (Profile(each, null, layout, self.min_rows) for each in (reduced, null))
         first, uniform_first = self._first.get(layer, (None, None))
         for name, cells in _head_values(self.names, own, first).items():
@@ -522,7 +522,7 @@ class Described:
         return {"problem_ids": ids, "groups": groups, "heads": self.heads, "settings": self.settings}
 
     def each(self, compute: Callable[[PromptPair, Tick], T], label: str, options: RunOptions) -> list[T]:
-        """`over_pairs`, a pair at a time in all conditions."""
+        """Call `over_pairs`, a pair at a time in all conditions."""
 
         def in_turn(unit: Unit, tick: Tick) -> list[T]:
             return [compute(self.pairs[at], tick) for at in unit]

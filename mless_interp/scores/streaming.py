@@ -120,7 +120,7 @@ class Block:
 
 
 def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
-    """First row and one past the last row of each block."""
+    """Yield the first row and one past the last row of each block."""
     rows = max(1, BLOCK_ELEMENTS // (n_heads * n_tokens))
     return ((start, min(start + rows, n_tokens)) for start in range(0, n_tokens, rows))
 
@@ -128,7 +128,7 @@ def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
 def pattern_blocks(
     pattern: Tensor, visible: Tensor, *, n_extra: int = 0, scores: Tensor | None = None
 ) -> Iterator[Block]:
-    """Blocks of a pattern `[head, token, token]` that exists as a whole; `visible` `[1|head, token, token]`.
+    """Yield blocks of a pattern `[head, token, token]` that exists as a whole; `visible` `[1|head, token, token]`.
 
     `n_extra` is 1 where its rows sum to less than 1, as learned sinks leave them. `scores` are those of the pattern's tokens.
     """
@@ -168,7 +168,7 @@ class Other:
     layout: Layout
 
     def rows(self, own: Layout, positions: Tensor, n_src: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(its pattern at the rows that match `positions`, its keys, the own keys that match them).
+        """Return (its pattern at the rows that match `positions`, its keys, the own keys that match them).
 
         Keys are those of the shared tokens before `n_src`, and behind them what learned sinks take; the pattern is
         `[head, dest, key]` of the other prompt.
@@ -255,7 +255,7 @@ class Reduced:
         return {name: tensor for (each, name), tensor in self.numbers.items() if each == kind}
 
     def mean(self, kind: str, min_rows: int) -> Tensor:
-        """Mean attention that each token gets `[head, token]`: from later tokens ("received"), or from itself too ("alpha")."""
+        """Return each token's mean attention `[head, token]`: from later tokens ("received"), or from itself too ("alpha")."""
         return received_from_sums(self.numbers[kind, "sum"], self.numbers[kind, "count"], min_rows=min_rows)
 
 

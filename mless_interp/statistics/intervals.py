@@ -92,7 +92,7 @@ class Interval:
 def bootstrap_interval(
     values: Effects, *, confidence: float = CONFIDENCE, n_resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    r"""Bootstrap confidence interval of each cell's mean over problems.
+    r"""Return the bootstrap confidence interval of each cell's mean over problems.
 
     $$ \alpha' = \Phi\!\left(z_0 + \frac{z_0 + z_\alpha}{1 - a (z_0 + z_\alpha)}\right), \qquad
        z_0 = \Phi^{-1}\!\left(\frac{\#\{t^* < t\} + \frac12 \#\{t^* = t\}}{B}\right), \qquad
@@ -163,7 +163,7 @@ def mean_interval(
 
 
 def _student(array: np.ndarray, confidence: float) -> Interval:
-    """Student's t interval of each cell's mean; all values equal: a point, flagged, as for the bootstrap."""
+    """Return Student's t interval of each cell's mean; all values equal: a point, flagged, as for the bootstrap."""
     defined = ~np.isnan(array)
     n = np.asarray(defined.sum(0))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -225,7 +225,7 @@ def _means(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _limits(
     draws: np.ndarray, estimate: np.ndarray, *, tie: np.ndarray, skew: np.ndarray, confidence: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lower and upper limit of each cell, and where BCa had to give way to percentile; sorts `draws` in place."""
+    """Return the lower and upper limit of each cell, and where BCa had to give way to percentile; sorts `draws` in place."""
     tail = (1 - confidence) / 2
     levels = np.repeat([[tail], [1 - tail]], len(draws), axis=1)
     difference = draws - estimate[:, None]

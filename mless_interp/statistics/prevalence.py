@@ -72,12 +72,12 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
 
 
 def order_statistic(n: int, tail: float) -> int:
-    """The largest k such that the k-th of n ordered values lies above the median with at most this probability; 0: none."""
+    """Return the largest k for which the k-th of n values is above the median with at most this probability; 0: none."""
     return int((stats.binom.cdf(np.arange((n + 1) // 2), n, 0.5) <= tail).sum())
 
 
 def sign_test(values: Effects, *, rounding: float = 0.0) -> Cells:
-    r"""Do most problems show an effect of one sign? Exact, two-sided, per cell.
+    r"""Test whether most problems show an effect of one sign. Exact, two-sided, per cell.
 
     $$ p = \min\{1,\; 2 P(\mathrm{Bin}(n, \tfrac12) \ge \max(n_+, n_-))\}, \qquad
        n_\pm = \#\{p : \pm x_p > \text{rounding}\} $$
@@ -169,7 +169,7 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
 
 
 def _accepted(g: np.ndarray, t: np.ndarray, most: float | int) -> tuple[float, float]:
-    """The smallest and the largest share at which at most so many g - share x t have one sign: ratios g / t, since nothing
+    """Return the least and the largest share at which at most so many g - share x t have one sign: ratios g / t, since nothing
     changes between two of them; one is always there where more than `most` of t have one sign."""
     rest = g[t == 0]
     rising, falling = (np.sort(g[side] / t[side]) for side in (t > 0, t < 0))
@@ -206,7 +206,7 @@ class Prevalence:
     def of(self, at: int) -> "Prevalence":
         """Return the tests at one place of the first axis of the cells, corrected as they are."""
         rows = {name: getattr(self, name)[:, at] for name in ("count", "low", "high", "p", "p_corrected")}
-        return replace(self, n=self.n[at], **rows)
+        return replace(self, n=np.asarray(self.n[at]), **rows)
 
     def in_sense(self, sense: int, values: Senses) -> CellCounts:
         return np.asarray(values[self.senses.index(sense)])
@@ -220,7 +220,7 @@ def prevalence_test(
     tested: np.ndarray | None = None,
     confidence: float = CONFIDENCE,
 ) -> Prevalence:
-    r"""Does a cell exceed a smallest effect in more than half of all problems?
+    r"""Test whether a cell exceeds a smallest effect in more than half of all problems.
 
     $$ k = \#\{p : s\, d_p > \delta\}, \qquad p = P(\mathrm{Bin}(n, \tfrac12) \ge k), \qquad
        H_0 : P(s\, d > \delta) \le \tfrac12 $$
@@ -244,14 +244,14 @@ def prevalence_test(
 
 
 def _most_of_all(count: np.ndarray, n: np.ndarray, tested: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """P(Bin(n, 1/2) >= count), NaN where not tested, and the same after Holm."""
+    """Return P(Bin(n, 1/2) >= count), NaN where not tested, and the same after Holm."""
     p = np.where(n > 0, stats.binom.sf(count - 1, n, 0.5), np.nan)
     p = np.asarray(p if tested is None else np.where(tested, p, np.nan))
     return p, holm(p)
 
 
 def exact_limits(count: np.ndarray, n: np.ndarray, *, confidence: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
-    """Clopper and Pearson's limits of a share; NaN without problems. Source: Clopper & Pearson 1934. As published.
+    """Return Clopper and Pearson's limits of a share; NaN without problems. Source: Clopper & Pearson 1934. As published.
 
     >>> [limit.round(4).tolist() for limit in exact_limits(np.array([0, 61]), np.array([10, 64]))]
     [[0.0, 0.8691], [0.3085, 0.9902]]
@@ -265,7 +265,7 @@ def exact_limits(count: np.ndarray, n: np.ndarray, *, confidence: float = CONFID
 
 
 def within_test(effects: Effects, delta: float, *, tested: np.ndarray | None = None) -> tuple[Cells, Cells]:
-    r"""Is |d| below a smallest effect in more than half of all problems? (p, p after Holm) per cell.
+    r"""Test whether |d| is below a smallest effect in more than half of all problems: (p, p after Holm) per cell.
 
     $$ k = \#\{p : |d_p| < \delta\}, \qquad p = P(\mathrm{Bin}(n, \tfrac12) \ge k) $$
 
@@ -307,7 +307,7 @@ def detectable_prevalence(n: int, n_tests: int, *, power: float = 0.8, alpha: fl
 
 
 def holm(p_values: CellCounts) -> Cells:
-    r"""Holm's step-down family-wise adjusted p-values, over all cells that are not NaN.
+    r"""Return Holm's step-down family-wise adjusted p-values, over all cells that are not NaN.
 
     $$ \tilde p_{(k)} = \max_{j \le k} \min\{1, (m - j + 1)\, p_{(j)}\} $$
 
@@ -326,7 +326,7 @@ def holm(p_values: CellCounts) -> Cells:
 
 
 def benjamini_hochberg(p_values: CellCounts) -> Cells:
-    r"""Benjamini-Hochberg adjusted p-values (false discovery rate), over all cells that are not NaN.
+    r"""Return Benjamini-Hochberg adjusted p-values (false discovery rate), over all cells that are not NaN.
 
     $$ \tilde p_{(k)} = \min\{1, \min_{j \ge k} m\, p_{(j)} / j\} $$
 

@@ -15,7 +15,7 @@ Counts = int | Shaped[np.ndarray, "*cells"]
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    r"""Exact two-sided McNemar p-value that two conditions are right equally often, on the same problems.
+    r"""Return the exact two-sided McNemar p-value that two conditions are right equally often, on the same problems.
 
     $$ p = \min\{1,\; 2 \sum_{i \le \min(b, c)} \tbinom{n}{i} / 2^n\}, \qquad n = b + c $$
 
@@ -30,7 +30,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def wilson(successes: Counts, n: Counts, *, confidence: float = CONFIDENCE) -> Interval:
-    r"""Wilson score interval of a share of `n` independent problems.
+    r"""Return the Wilson score interval of a share of `n` independent problems.
 
     $$ \frac{\hat p + z^2 / 2n \pm z \sqrt{\hat p (1 - \hat p) / n + z^2 / 4n^2}}{1 + z^2 / n} $$
 
@@ -58,7 +58,7 @@ def wilson(successes: Counts, n: Counts, *, confidence: float = CONFIDENCE) -> I
 
 
 def paired_difference(only_first: int, only_second: int, n: int, *, confidence: float = CONFIDENCE) -> Interval:
-    r"""Difference of two proportions on the same problems (second - first), with Tango's score interval.
+    r"""Return the difference of two proportions on the same problems (second - first), with Tango's score interval.
 
     $$ \left|\frac{c - b - n \Delta}{\sqrt{n (2 \tilde q(\Delta) + \Delta (1 - \Delta))}}\right| \le z, \qquad
        \tilde q = \frac{\sqrt{B^2 - 4 A C} - B}{2 A} $$
@@ -98,7 +98,7 @@ def paired_difference(only_first: int, only_second: int, n: int, *, confidence: 
 
 
 def pass_at_k(n_correct: Counts, n_samples: Counts, *, k: int) -> Cells:
-    r"""Chance that at least one of `k` samples is right, estimated without bias from `n_samples` samples per problem.
+    r"""Return the chance that at least one of `k` samples is right, without bias, from `n_samples` samples per problem.
 
     $$ 1 - \binom{n - c}{k} \Big/ \binom{n}{k} $$
 

@@ -192,28 +192,30 @@ def test_the_first_inserted_token_is_held_against_the_rest() -> None:
 
 
 def test_the_dual_is_the_primal_and_its_penalty_leaves_one_out() -> None:
-    draw = np.random.default_rng(0)
-    x, labels = draw.normal(size=(20, 6)) + 2, np.arange(20) % 3
-    x[:, 0] += labels
-    train, test = np.arange(14), np.arange(14, 20)
+    labels, train, test = np.arange(20) % 3, np.arange(14), np.arange(14, 20)
     y = np.eye(3)[labels]
 
-    def primal(rows: np.ndarray, read: np.ndarray, penalty: float, x: np.ndarray = x) -> np.ndarray:
+    def primal(rows: np.ndarray, read: np.ndarray, penalty: float, x: np.ndarray) -> np.ndarray:
         centre, mean = x[rows].mean(0), y[rows].mean(0)
         centred = x[rows] - centre
         weights = np.linalg.solve(centred.T @ centred + penalty * np.eye(6), centred.T @ (y[rows] - mean))
         return (x[read] - centre) @ weights + mean
 
-    centred = x[train] - x[train].mean(0)
-    choices = np.array(activations.PENALTIES) * np.trace(centred @ centred.T) / len(train)
-    # a row that is left out changes the others' mean and products; PRESS says by how much without fitting again
-    errors = [
-        sum(((y[out] - primal(np.delete(train, out), np.array([out]), each)) ** 2).sum() for out in train)
-        for each in choices
-    ]
-    expected = primal(train, test, float(choices[int(np.argmin(errors))]))
-    np.testing.assert_allclose(activations.ridge_scores(x @ x.T, labels, train, test), expected, atol=1e-9)
-    assert 0 < int(np.argmin(errors)) < len(activations.PENALTIES) - 1, "the choice is not at an end"
+    taken = set()
+    for seed in range(20):
+        x = np.random.default_rng(seed).normal(size=(20, 6)) + 2
+        x[:, 0] += labels
+        centred = x[train] - x[train].mean(0)
+        choices = np.array(activations.PENALTIES) * np.trace(centred @ centred.T) / len(train)
+        # a row that is left out changes the others' mean and products; PRESS says by how much without fitting again
+        errors = [
+            sum(((y[out] - primal(np.delete(train, out), np.array([out]), each, x)) ** 2).sum() for out in train)
+            for each in choices
+        ]
+        taken.add(int(np.argmin(errors)))
+        expected = primal(train, test, float(choices[int(np.argmin(errors))]), x)
+        np.testing.assert_allclose(activations.ridge_scores(x @ x.T, labels, train, test), expected, atol=1e-9)
+    assert taken > {2, 3}, "choices that are not at an end"
     tiny = 1e-6 * x + np.ones(6)
     blunt = activations.ridge_scores(tiny @ tiny.T, labels, train, test, least=0.01)
     floor = 0.01**2 * np.trace(tiny[train] @ tiny[train].T)
@@ -255,6 +257,11 @@ def test_what_is_just_allowed_and_just_not() -> None:
         flat = size * torch.full((1, 9, 2), 0.1, dtype=torch.float64)
         assert outputs.affine_fit(rows, flat)[2].isnan().all() and outputs.affine_fit(flat, rows)[0].isnan().all()
     same(attention.log_density_ratio(HALF, span=marks(F, F, T)), [NAN, NAN, math.log(0.25 / 0.375)])
+    same(attention.log_density_ratio(HALF, span=marks(F, F, T), sink=marks(T, F, F)), [NAN, NAN, 0.0])
+    same(attention.normalised_entropy(torch.tensor([[1 - 5e-5]])), NAN)  # one key, whose row is off by rounding
+    rows = torch.rand(99, 3, generator=torch.Generator().manual_seed(0))
+    rows, last = rows / rows.sum(-1, keepdim=True), torch.full((99,), 2)
+    same(attention.within_span_entropy(rows, span=marks(F, F, T), dest_positions=last), NAN)
 
 
 def test_defaults_are_the_documented_ones() -> None:

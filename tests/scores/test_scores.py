@@ -87,6 +87,9 @@ def test_the_methods_vectors_come_out_of_a_cache() -> None:
     assert scores.of("sink_alpha", "base")[0, 0, 0] == pytest.approx(0.7)
     assert scores.of("entropy_last", "base")[0, 0, 0] == pytest.approx(1.029653, abs=1e-6)
     assert scores.null["span_mass"]["inserted"][0, 0] == pytest.approx((2 / 4 + 2 / 5) / 2)
+    lean = score_cache(cache_of(A1 * 0.5), hand_pair(), sinks=True, metrics="span_mass_last")
+    assert lean.of("span_mass_last").item() == pytest.approx(0.25), "a learned sink has the rest"
+    assert lean.null["span_mass_last"]["inserted"].item() == pytest.approx(2 / 6)
     assert list(scores.values["span_mass"]) == ["inserted"], "there is no span to have a mass without the insertion"
 
 
@@ -225,23 +228,12 @@ def test_chosen_heads_are_scored_and_the_rest_is_undefined(tiny_model_dir: Any) 
     assert list(some.table()["paper_label"]) == ["layer 1 head 4", "layer 3 head 8"]
 
 
-def test_heads_that_never_recover_are_the_most_extreme_and_are_counted() -> None:
-    n = 5
-    latency = np.tile(np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), (n, 1, 1))
-    latency[:4, 0, 0] = np.inf  # the median is infinite, the mean of the rest 1
-    latency[0, 0, 1] = np.inf  # one problem of five
-    latency[0, 1, 0] = np.nan
-    mass = np.where(np.isinf(latency), np.inf, 0.5)
-    values = {"recovery_latency": {"inserted": latency}, "entropy": {"inserted": mass}}
-    made = HeadScores(tuple("abcde"), ("inserted",), scored().heads, values, {})
+def test_a_mean_of_what_is_infinite_once_is_infinite_and_has_no_interval() -> None:
+    values = {"entropy": scored().values["recovery_latency"]}
+    made = HeadScores(scored().problem_ids, ("inserted",), scored().heads, values, {})
     table = made.table().set_index("label")
-    assert table["recovery_latency"].tolist() == [np.inf, 2, 3, 4, 5, 6]
-    assert table["recovery_latency_n"].tolist() == [5, 5, 5, 4, 5, 5], "infinite is defined, NaN is not"
-    assert table["recovery_latency_infinite"].tolist() == [4, 1, 0, 0, 0, 0]
-    assert np.isinf(table.loc["L0H0", "entropy"]) and np.isnan(table.loc["L0H0", "entropy_ci_low"]), "no finite mean"
-    assert np.isinf(made.mean("recovery_latency")[0, 0])
-    colours = mi.views.head_map(made, value="recovery_latency").axes[0].images[0]
-    assert np.ma.filled(colours.get_array(), np.nan)[0, 0] == colours.norm.vmax == 6, "the end of the colours, not grey"
+    assert np.isinf(made.mean("entropy")).tolist() == [[False] * 3, [False, True, True]]
+    assert np.isinf(table.loc["L1H1", "entropy"]) and np.isnan(table.loc["L1H1", "entropy_ci_low"])
 
 
 def test_a_span_at_the_start_moves_the_sink_and_says_so(tiny_model_dir: Any) -> None:
@@ -315,6 +307,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tiny_mod
             "the cache holds 2 prompts: run the model on",
         ),
         (cache_of(A1), {"metrics": ["js_distance"]}, "js_distance needs more than patterns .*use score_heads"),
+        (cache_of(A1), {"windows": ()}, "windows must name every layer: 1 layers, got 0"),
         (cache_of(A1), {"base": cache_of(A1)}, r"the cache holds 5 and 5 tokens, .* have 3 \(base\) and 5"),
     ],
 )

@@ -10,12 +10,13 @@ import pytest
 import torch
 from conftest import tiny_model, word_tokenizer
 from models_under_test import loaded, pairs_for
+from small_results import scored
 
 import mless_interp as mi
 from mless_interp.models.load import load_model
 from mless_interp.models.sites import site
-from mless_interp.scores import SINKS, HeadScores
-from mless_interp.scores.score import MASSIVE, is_sink
+from mless_interp.scores import SINKS
+from mless_interp.scores.score import MASSIVE, OF_SINKS, is_sink
 
 BEFORE = "inserted"
 
@@ -82,23 +83,13 @@ def test_a_span_that_was_made_a_sink_is_found_to_be_one(scale: float, sunk: bool
     assert (is_sink(scores) == sunk).all() and (scores.of("span_first_residual_norm")[:, 0, 1] >= MASSIVE).all() == sunk
 
 
-def sinks_of(level: float, *heads: mi.Head, n: int = 12) -> HeadScores:
-    """Attention on the span of `level` to every head, in a residual stream like any other's."""
-    grid = lambda value: {"inserted": np.full((n, 2, 2), value)}  # noqa: E731
-    values = {"span_sink_rate": grid(level), "span_residual_norm": grid(1.0), "span_first_residual_norm": grid(1.0)}
-    return HeadScores(tuple(f"p{i}" for i in range(n)), ("inserted",), heads, values, {}, {})
-
-
-def test_it_is_said_whether_the_span_is_a_sink() -> None:
-    """To how many heads, to which most often, in how many problems of those where it is defined."""
-    none = sinks_of(0.0, mi.Head(0, 1), mi.Head(1, 0))
-    assert "In most problems to 0 of 2 heads; most often to L0H1, in 0 of 12 problems" in none.explain()
-    rates = np.zeros((12, 2, 2))
-    some = replace(none, values={**none.values, "span_sink_rate": {"inserted": rates}})
-    rates[:9, 1, 0] = 0.2
-    rates[6:, 1, 0] = np.nan  # 6 of the 6 that are defined
-    assert "to 1 of 2 heads; most often to L1H0, in 6 of 6 problems (100 % [61, 100])." in some.explain()
-    rates[:] = np.nan
-    assert "Undefined for every head." in some.explain()
-    long = {"span_residual_norm": {"inserted": np.full((12, 2, 2), MASSIVE)}}
-    assert "In most problems to 2 of 2 heads;" in replace(some, values={**some.values, **long}).explain()
+def test_what_is_unknown_of_a_sink_is_not_counted() -> None:
+    """A kept explanation has the other cases."""
+    plain = scored(12)
+    rates = np.zeros((12, 2, 3))
+    rates[:9, 1, 0], rates[6:, 1, 0] = 0.2, np.nan
+    some = {name: {"inserted": np.full((12, 2, 3), 1.0)} for name in OF_SINKS} | {"span_sink_rate": {"inserted": rates}}
+    words = replace(plain, values=some).explain()
+    assert "to 1 of 6 heads; most often to L1H0, in 6 of 6 problems (100 % [61, 100])." in words
+    nothing = {name: {"inserted": np.full((12, 2, 3), np.nan)} for name in OF_SINKS}
+    assert "Undefined for every head." in replace(plain, values=nothing).explain()

@@ -14,15 +14,6 @@ def normal(*shape: int, seed: int = 0, shift: float | list[float] = 0.0) -> np.n
     return np.random.default_rng(seed).normal(size=shape) + np.asarray(shift)
 
 
-@pytest.mark.parametrize("adjust", [st.holm, st.benjamini_hochberg])
-def test_untested_cells_leave_the_family(adjust):
-    p = np.array([[0.01, np.nan], [0.04, 0.03]])
-    adjusted = adjust(p)
-    assert np.isnan(adjusted[0, 1])
-    np.testing.assert_array_equal(adjusted[~np.isnan(p)], adjust(np.array([0.01, 0.04, 0.03])))
-    assert np.isnan(adjust(np.array([np.nan, np.nan]))).all()
-
-
 def test_infinite_z0_falls_back_to_percentile_and_says_so(monkeypatch):
     draws = np.array([[1.0, 2.0, 3.0, 4.0, 5.0]])
     options = {"tie": np.array([0.0]), "skew": np.array([0.1]), "confidence": 0.5}
@@ -62,12 +53,6 @@ def test_bootstrap_chunks_do_not_change_the_result_and_each_is_drawn_once(monkey
     two = st.bootstrap_interval(x, n_resamples=700)
     assert sizes == [9, 2, 2, 2, 2, 1] and weights.dtype == np.uint16, "memory is bounded"
     np.testing.assert_allclose([one.low, one.high], [two.low, two.high], rtol=1e-12)
-
-
-def test_every_resample_draws_n_problems():
-    weights = intervals.resample_weights(17, 300, 5)
-    assert (weights.sum(axis=1) == 17).all()
-    assert abs(weights.mean() - 1) < 1e-12 and abs(weights.var() - 16 / 17) < 0.05
 
 
 def test_the_mean_of_what_is_defined_by_hand():
@@ -154,6 +139,7 @@ def test_the_smallest_inputs_are_allowed() -> None:
         found = st.mean_interval(np.array(pair))
         assert (str(found.flag), int(found.n)) == (flag, 2) and found.high - found.low == pytest.approx(width)
     assert np.isnan(st.exact_limits(np.array(0), np.array(0))).all()
+    assert all(np.isnan(adjust(np.full((2, 2), np.nan))).all() for adjust in (st.holm, st.benjamini_hochberg))
     assert st.bootstrap_interval(np.array([1.0, 3.0]), n_resamples=2).n == 2
     assert st.pass_at_k(1, 1, k=1) == 1.0 and st.wilson(0, 1).low == 0.0 and st.wilson(1, 1).high == 1.0
     even = st.median_interval(np.array([1.0, 2.0]), confidence=0.5)  # covers exactly one half
@@ -213,38 +199,25 @@ def test_what_is_wrong_is_named(call: Callable[[], object], message: str) -> Non
         call()
 
 
-def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Most values small, a few enormous, of one sign."""
-    return np.exp(2.5 * rng.normal(size=shape))
-
-
-def test_counts_and_p_by_hand() -> None:
-    d = np.array([[2.0, -2.0], [3.0, 0.0], [1.0, -3.0], [np.nan, -9.0]])
-    found = st.prevalence_test(d, 1.0)
-    assert found.count.tolist() == [[2, 0], [0, 3]]  # 1.0 is no more than delta
-    assert found.n.tolist() == [3, 4]
-    assert found.p == pytest.approx(np.array([[4 / 8, 1.0], [1.0, 5 / 16]]))
-    assert found.p_corrected == pytest.approx(np.array([[1.0, 1.0], [1.0, 1.0]]))
-    assert found.share == pytest.approx(np.array([[2 / 3, 0], [0, 3 / 4]]))
-    assert found.in_sense(-1, found.count).tolist() == [0, 3]
-
-
-def test_no_more_false_names_than_stated_where_the_test_of_the_mean_rejects_almost_always() -> None:
-    """Every head exceeds delta in just half of the problems: a true null, far from symmetric."""
-    n, heads, sets = 32, 40, 200
-    rng, prevalence, mean = np.random.default_rng(n), 0, 0
-    for _ in range(sets):
-        d = skewed(rng, (n, heads)) - 1.0  # median 0
-        prevalence += bool((st.prevalence_test(d, 0.0).p_corrected < 0.05).any())
-        centred = d - np.exp(2.5**2 / 2) + 1.0  # true mean 0
-        mean += bool((stats.ttest_1samp(centred, 0).pvalue < 0.05 / heads).any())
-    assert prevalence / sets <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / sets)
-    assert mean / sets > 0.5
-
-
 def test_beside_an_unknown_smallest_effect_nothing_is_counted() -> None:
     found = st.prevalence_test(np.ones((9, 2)), float("nan"))
     assert np.isnan([found.count, found.share, found.low, found.high, found.p, found.p_corrected]).all()
+
+
+def test_what_is_not_tested_leaves_the_family_and_senses_and_cells_can_be_taken_alone() -> None:
+    asked, some = np.array([True, False, True]), [0, 2]
+    found, alone = st.prevalence_test(VALUES, 0.3, tested=asked), st.prevalence_test(VALUES[:, some], 0.3)
+    within, apart = st.within_test(VALUES, 1.2, tested=asked), st.within_test(VALUES[:, some], 1.2)
+    for mine, other in ((found.p, alone.p), (found.p_corrected, alone.p_corrected), *zip(within, apart, strict=True)):
+        np.testing.assert_array_equal(mine[..., some], other)
+        assert np.isnan(mine[..., 1]).all() and (mine[..., some] < 1).any()
+    against = st.prevalence_test(VALUES, 0.3, senses=(-1,))
+    np.testing.assert_array_equal(against.p[0], found.in_sense(-1, st.prevalence_test(VALUES, 0.3).p))
+    np.testing.assert_array_equal(against.share, (VALUES < -0.3).mean(0, keepdims=True))
+    part = found.of(2)
+    assert (part.n, part.delta, part.senses) == (24, 0.3, (1, -1))
+    for name in ("count", "low", "high", "p", "p_corrected"):
+        np.testing.assert_array_equal(getattr(part, name), getattr(found, name)[:, 2])
 
 
 def test_shares_by_hand() -> None:
@@ -259,17 +232,6 @@ def test_shares_by_hand() -> None:
     unknown = st.share_of_total(np.ones(9), np.r_[np.ones(7), -1.0, -1.0])
     assert np.isnan([unknown.estimate, unknown.low, unknown.high]).all()
     assert str(unknown.flag) == "the total effect is not established"
-
-
-def test_effects_that_variants_share_name_heads_at_the_stated_rate_by_groups_alone() -> None:
-    rng = np.random.default_rng(5)
-    named = np.zeros(2)
-    for _ in range(200):
-        shared = 1 + rng.choice((-1, 1), (8, 40)) * skewed(rng, (8, 40))
-        values = np.repeat(shared, 8, axis=0)
-        units = st.by_group(values, tuple(str(at // 8) for at in range(len(values))))
-        named += [(st.prevalence_test(x, 1.0).p_corrected < 0.05).any() for x in (values, units)]
-    assert named[0] / 200 > 0.1 and named[1] / 200 <= 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
 
 
 def test_the_median_s_interval_is_made_of_the_values_and_knows_when_there_are_too_few() -> None:

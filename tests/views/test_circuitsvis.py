@@ -17,6 +17,7 @@ from models_under_test import loaded, pairs_for
 import mless_interp as mi
 from mless_interp.views import circuitsvis as circuits
 from mless_interp.views.circuitsvis import Patterns, read_patterns
+from mless_interp.views.report import ShownPrompt
 
 # What React gave to the CircuitsVis element behind a canvas: the numbers that are really drawn.
 PROPS = """
@@ -136,20 +137,36 @@ def test_a_page_of_many_heads_and_tokens_stays_below_3_megabytes() -> None:
     assert len(circuits.attention_view(read).page().encode()) < 3_000_000
 
 
-def test_the_colour_scale_and_equal_lengths(tiny_model_dir: Any) -> None:
+def test_what_is_read_is_the_pattern_with_its_texts_and_places(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pair = pairs_for(model, count=1)[0]
-    view = mi.views.attention(model, pair, [mi.Head(0, 0)], scale=0.2, conditions=("masked", "inserted"))
-    assert view.data["scale"] == 0.2 and "difference: inserted − masked on all tokens" in view.body
-    assert "attention: 0<" in view.body and "0.2 and more" in view.body and "difference: −0.2<" in view.body
-    assert len(charts_of(mi.views.attention(model, pair, [mi.Head(0, 0)], conditions=("held",)))) == 1
-
-
-def test_a_pooled_cell_is_the_sum_over_its_columns_and_the_mean_over_its_rows() -> None:
-    values = np.array([[[1.0, 0, 0], [0.7, 0.3, 0], [0.6, 0.3, 0.1]]])
-    base, inside = np.array([0, -1, -1]), np.array([False, True, True])
-    plain = Patterns("inserted", values, ("a", "b", "b"), base, inside)
-    pooled = plain.with_short_span(1)
-    assert pooled.texts == ("a", "b ×2")
-    assert np.allclose(pooled.values[0], [[1.0, 0.0], [(0.7 + 0.6) / 2, (0.3 + 0.3 + 0.1) / 2]])
-    assert plain.with_short_span(None) is plain and plain.with_short_span(2) is plain
+    pair, heads = pairs_for(model, count=1)[0], ("L1H2", "L0H3", "L1H0")
+    read = circuits.read_attention(model, pair, heads)
+    assert (read.problem_id, read.insertion, read.n_inserted) == (
+        pair.id,
+        pair.insertion.label,
+        len(pair.inserted) - len(pair.base),
+    )
+    assert (tuple(map(str, read.heads)), [panel.condition for panel in read.panels]) == (heads, ["base", "inserted"])
+    names = ["blocks.0.attn.hook_pattern", "blocks.1.attn.hook_pattern"]
+    for panel, prompt in zip(read.panels, (pair.base, pair.inserted), strict=True):
+        run = model.run(pair.condition(panel.condition), capture=dict.fromkeys(names), logits_at="none").captured
+        expected = [run[names[head.layer]][0, head.head] for head in read.heads]
+        np.testing.assert_allclose(panel.values, np.stack(expected))
+        assert panel.texts == tuple(circuits.readable(model.text_of([i])) for i in prompt.ids)
+    before, after = read.panels
+    assert before.base.tolist() == list(range(len(pair.base))) and not before.inserted.any()
+    assert after.base[list(pair.alignment)].tolist() == before.base.tolist() and (after.base >= 0).sum() == len(
+        pair.base
+    )
+    assert after.inserted.tolist() == pair.span_mask.tolist() and circuits.readable("a\r\n\t") == "a␍↵⇥"
+    shown = ShownPrompt.of(model, pair)
+    start, stop = pair.span
+    cut = [
+        model.text_of(list(part))
+        for part in (pair.inserted.ids[:start], pair.inserted.ids[start:stop], pair.inserted.ids[stop:])
+    ]
+    assert [shown.before, shown.inserted, shown.after] == cut
+    words = f"Problem {pair.id} as asked, {pair.n_inserted} inserted tokens"
+    assert shown.caption == f"{words} marked ({pair.insertion.label})."
+    (parted,) = pairs_for(model, 8, before=("question",), at=(2,), count=1)
+    assert " in 2 blocks, with what stands between, marked (" in ShownPrompt.of(model, parted).caption

@@ -1,34 +1,19 @@
 """Still pictures: they hold the numbers, mark what is significant, tell things apart without colour, and leave no traces."""
 
-from dataclasses import replace
+import base64
+import io
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
 from pictures_under_test import KEPT, PAGES, PICTURES, drawn
-from small_results import activations, answered, checked, decomposed, located, patched, placed
+from PIL import Image
+from small_results import activations, answered, checked, patched, placed
 
 import mless_interp as mi
-
-
-def words_of(picture: Any) -> list[str]:
-    return [text.get_text() for legend in picture.legends for text in legend.get_texts()]
-
-
-def grid_of(axes: Any) -> np.ndarray:
-    return np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
-
-
-def strokes(axes: Any) -> set[tuple[float, float]]:
-    """(row, column) of cells with strokes."""
-    return {(patch.get_y() + 0.5, patch.get_x() + 0.5) for patch in axes.patches if patch.get_hatch()}
-
-
-def points_of(container: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(estimates, limits `[row, 2]`) of one series of a forest."""
-    points, _, (bars,) = container.lines
-    return points.get_xdata(), np.array([segment[:, 0] for segment in bars.get_segments()])
 
 
 @pytest.mark.parametrize("name", PICTURES | PAGES)
@@ -54,43 +39,6 @@ def test_what_is_asked_for_in_vain_is_named() -> None:
             draw()
 
 
-def test_what_is_drawn_stands_in_the_table() -> None:
-    """Colours are the column, strokes the p-values below the level: nothing is computed for the picture."""
-    few, many = (mi.views.head_map(patched(n)) for n in (4, 12))
-    number = "number alone: the head, of the 3 largest"
-    assert words_of(many) == ["p < 0.04, corrected: more than 5 % of the effect in most problems", number]
-    assert words_of(few) == [number] and not strokes(few.axes[0]), "4 problems cannot reach 0.05"
-    for found, value, p in (
-        (patched(12), "recovered", "p_corrected"),
-        (located(), "removed_share", "p_either"),
-        (decomposed(n=9), "lam", "lam_p"),
-        (decomposed(n=9), "lam_minus_uniform", "lam_p"),
-    ):
-        table = found.table()
-        axes = mi.views.head_map(found, value=value).axes[0]
-        assert grid_of(axes)[table["layer"], table["head"]] == pytest.approx(table[value].to_numpy(), nan_ok=True)
-        below = table[table[p] < found.quantity(value).level]
-        assert strokes(axes) == set(zip(below["layer"], below["head"], strict=True)) and 0 < len(below) < len(table)
-
-
-def test_a_map_and_a_forest_of_one_result_agree_in_sign() -> None:
-    """Above 0: part of the effect, also where the insertion lowers the outcome."""
-    raises = located()
-    lowers = replace(
-        raises,
-        values={name: -values for name, values in raises.values.items()},
-        total=-raises.total,
-        patches=replace(raises.patches, patched=-raises.patches.patched, donor=-raises.patches.donor),
-    )
-    for found in (raises, lowers):
-        labels = found.table()["label"]
-        drawn = points_of(mi.views.forest(found).axes[0].containers[0])[0]
-        shares = grid_of(mi.views.head_map(found).axes[0])
-        for head, value in zip(map(mi.Head.parse, labels), drawn, strict=True):
-            assert np.sign(shares[head.layer, head.head]) == np.sign(value)
-        assert drawn[0] == pytest.approx(0.6)
-
-
 def test_drawing_touches_nothing_global(tmp_path: Any) -> None:
     from matplotlib import _pylab_helpers
 
@@ -98,4 +46,33 @@ def test_drawing_touches_nothing_global(tmp_path: Any) -> None:
     picture = mi.views.head_map(patched())
     assert picture.save(tmp_path / "map.png").read_bytes()[:4] == picture._repr_png_()[:4] == b"\x89PNG"
     mi.views.accuracy_bars(answered())._repr_png_()
+    assert picture.seen == {"saved"} and mi.views.head_map(patched()).seen == set()
+    small, large = (
+        Image.open(io.BytesIO(each)).size for each in (picture._repr_png_(), (tmp_path / "map.png").read_bytes())
+    )
+    assert np.array(large) / small == pytest.approx(150 / 110, rel=0.01)
+    (part,) = mi.Report("T", question="Q?").figure(picture, "words").parts
+    assert (part.kind, part.text, part.width) == ("picture", "words", large[0])
+    assert Image.open(io.BytesIO(base64.b64decode(part.source))).size == large
     assert dict(matplotlib.rcParams) == before and not _pylab_helpers.Gcf.figs
+
+
+def test_a_picture_shows_itself_after_a_cell_that_ended_well_unless_it_was_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting: list[Any] = []
+    shown: list[Any] = []
+    events = SimpleNamespace(register=lambda *each: waiting.append(each), unregister=lambda *each: waiting.remove(each))
+    shell = SimpleNamespace(events=events)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shown.append))
+    mi.views.head_map(patched())
+    assert not waiting, "a terminal has no cells"
+    shell.kernel = "of a notebook"
+    for success, seen in ((True, set()), (False, set()), (True, {"saved"})):
+        picture = mi.views.head_map(patched())
+        picture.seen |= seen
+        ((name, show),) = waiting
+        show(SimpleNamespace(success=success))
+        assert (name, waiting, shown) == ("post_run_cell", [], [picture] if success and not seen else [])
+        shown.clear()
