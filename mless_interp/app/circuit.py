@@ -1,6 +1,6 @@
 """`mless-interp circuit`: from an insertion to the circuit that carries its effect, on one model, on one page."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +30,7 @@ class Options(Pairing):
     most_heads: int = option(8, "Maximum number of heads in the circuit (largest effects first).", min=1)
     contrast: Literal["content", "computed", "inside", "replaced"] = option(
         "content",
-        f"{as_words({name: CONTRASTS[name] for name in OF_CIRCUITS})}. The last three without tokens and transfer.",
+        f"{as_words({name: CONTRASTS[name] for name in OF_CIRCUITS})}. The last three leave out positions and transfer.",
     )
     mlps: Literal["auto", "all", "none"] = option("auto", "MLPs as nodes; auto: all if there are problems enough.")
     n_rows: int = option(8, "Tokens from each end of the question at which sites and heads are patched.", min=1)
@@ -56,7 +56,7 @@ class Options(Pairing):
 
 
 def compute(options: Options) -> Computed:
-    """Name the heads that carry an insertion's effect, and trace their circuit: on what they act, where, by which inputs.
+    """Name the heads that carry an insertion's effect, and trace their circuit: on which parts they act, where, and through which inputs.
 
     The first problems name heads (or give them: --heads L0H13,L1H2). Fresh ones test them again and measure direct effects,
     edges between heads by q, k and v (needed, and sufficient), sites by layer and token, the tokens through which heads act,
@@ -92,8 +92,8 @@ DRAWN = {
     "sites": f"Layers and tokens where the effect passes; resid_pre is the stream before a layer. {COUNTED}",
     "positions": f"Tokens of the question through which a head acts, and parts of the span that it reads. {COUNTED}",
     "writes": "Tokens promoted and suppressed, and those whose keys are preferred and avoided.",
-    "sets": "Sets of heads that see the span alone, or alone do not, head by head.",
-    "transfer": "Prompts without the insertion whose heads are moved as it moves them.",
+    "sets": "Sets of heads: only these see the span, or only these do not, head by head.",
+    "transfer": "Prompts without the insertion, with the heads edited as the insertion edits them.",
 }
 """The caption of a part's picture."""
 
@@ -120,29 +120,25 @@ def present(kept: Kept) -> Presented:
 
 
 def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
-    """Tell the circuit part by part: the answer in a sentence, all else folded but the map of heads and the graph."""
+    """Tell the circuit part by part: the answer, its picture and table; what it says besides is folded."""
     from .. import views
     from ..circuits.circuit import PARTS as HEADINGS
 
     circuit: Circuit = kept.results["Circuit"]
-    question = "Which heads carry the insertion's effect, on whom do they act, where, and by what?"
+    question = "Which heads carry the insertion's effect, on which parts do they act, where, and through which inputs?"
     page, located = kept.page("From heads to a circuit", question, circuit), circuit.located
     if located is not None:
-        page = page.heading("Which heads").answered(located.headline()).result(located, heading=None)
-        effects = page.blank().figure(views.forest(located), "Median effects with 95 % intervals over problems.")
-        page = page.folded("Median effects of heads", effects)
+        effects = {"Median effects with 95 % intervals over problems.": views.forest(located)}
+        page = page.heading("Which heads").answered(located.headline())
+        page = page.result(located, heading=None, pictures=effects)
         if not circuit.heads:
-            page = page.sentence("No head, no circuit: nothing further was measured.")
+            page = page.sentence("No head is named, so no circuit was measured.")
     headings = {"edges": HEADINGS["edges"], "sufficient": "Which edges suffice"}
     for name, heading in ({"direct": HEADINGS["direct"]} | headings | HEADINGS).items():
         if (part := getattr(circuit, name)) is not None:
             drawn = {DRAWN[name]: pictures[name]} if name in pictures else {}
             page = page.heading(heading).answered(part.headline())
-            if name == "edges" and drawn:
-                page, drawn = page.figure(pictures[name], DRAWN[name]), {}
-            rest = replace(page.blank(), answer=part.headline())
-            rest = rest.result(part, heading=None, pictures=drawn, first=part.caveats())
-            page = page.folded("Picture, table and words" if drawn else "Table and words", rest)
+            page = page.result(part, heading=None, pictures=drawn, first=part.caveats())
         elif (why := circuit.left_out.get(name, "not asked for")) != "not asked for":
             page = page.heading(heading).answered(f"Not measured: {why}.")
         if name == "edges" and (without := circuit.left_out.get("MLPs")):

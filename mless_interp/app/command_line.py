@@ -121,7 +121,7 @@ SHARED = {
     "outcome": Option(help="Outcome to measure."),
     "twins": Option(min=0, help="Untrained twins, measured alike; each costs as much as the model. 0: none."),
     "max_new_tokens": Option(min=1, help="Longest answer. [default: 2048, or what the context leaves]"),
-    "out": Option(help="Folder for the results; it appears only when they are whole."),
+    "out": Option(help="Folder for the results, written only when they are complete."),
 }
 """Options of several commands, by the name of the field; a field that is an `option` or `argument` explains itself."""
 REQUIRED = dataclasses.MISSING

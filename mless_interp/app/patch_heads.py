@@ -25,7 +25,7 @@ N_SHOWN = 4
 @dataclass(frozen=True, kw_only=True)
 class Options(Pairing):
     mode: Literal["locate", "sweep"] = option("locate", "locate: name heads, with controls. sweep: one sweep.")
-    confirm: int = option(0, "locate: test the named heads again on this many fresh problems. 0: do not.", min=0)
+    confirm: int = option(0, "locate: test the named heads again on this many fresh problems. 0: none.", min=0)
     answers: int = option(0, "locate: answer this many others, also with readers or random heads cut off.", min=0)
     limit: int | None = option(None, "Number of problems. [default: 64 to locate, 32 to sweep]", min=1)  # type: ignore[assignment]
     by: str | None = None
@@ -34,7 +34,7 @@ class Options(Pairing):
     contrast: Contrast = option("content", f"{as_words(CONTRASTS)}. To locate: {', '.join(LOCATED)}.")
     direction: Literal["denoising", "noising"] | None = option(None, "sweep: clean into corrupted, or the reverse.")
     edit: Edit | None = option(None, "sweep: what is patched. [default: z]")
-    outcome: Outcome = option("answer_logprob", "Outcome to measure; kl and kl_last for sweeps alone.")
+    outcome: Outcome = option("answer_logprob", "Outcome to measure; kl and kl_last only for sweeps.")
     out: Path = Path("results/locate")
 
     def parts(self) -> list[tuple[Problem, ...]]:
@@ -153,10 +153,10 @@ def present(kept: Kept) -> Presented:
         if located and found.read is not None:
             picture = views.read_effects(found.read)
             edits = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
-            made = made.folded("What the reads of the named heads are", made.blank().figure(picture, edits))
+            made = made.folded("What the named heads read", made.blank().figure(picture, edits))
         if answered is not None:
-            made = made.heading("Do the answers come back?")
-            caption = "Right answers; differences and p are against the insertion only."
+            made = made.heading("Do the answers return?")
+            caption = "Right answers; differences and p compare with the insertion without cut heads."
             made = made.table(_short(answered), caption, of=type(answered))
         named = len(found.found) if located else 0
         which = f"{N_SHOWN} largest of {named} named" if named > N_SHOWN else "named" if named else "largest"

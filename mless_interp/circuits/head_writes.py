@@ -295,8 +295,8 @@ class HeadWrites(Result):
             words.append(f"{head} promotes {_few(up, 3) or 'nothing'} and attends to {_few(looks, 2) or 'nothing'}")
         more = f"; {len(self.heads) - 3} more heads" * (len(self.heads) > 3)
         size = np.fmax.reduce(np.abs(self.means[:3, KINDS.index("change")]), axis=None)
-        most = "" if np.isnan(size) else f"at most {size:.2g} {UNITS['change']}; "
-        return f"{'; '.join(words)}{more} ({most}a description, not evidence)."
+        most = "" if np.isnan(size) else f"largest change {size:.2g} {UNITS['change']}; "
+        return f"{'; '.join(words)}{more} ({most}descriptive only)."
 
     def details(self) -> list[str]:
         return named_words(self.settings)

@@ -25,7 +25,7 @@ from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
 NAMED_AT_MOST = 10
 """Undecided heads that a print names."""
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
-SATURATES = "Outcomes that saturate make heads look redundant, or needed only together: also try outcome='logit_diff'."
+SATURATES = "An outcome that saturates can make heads look redundant: try outcome='logit_diff' too."
 
 
 def strata_of(found: Sequence[InStratum], head: Head) -> tuple[str, ...]:
@@ -256,7 +256,7 @@ class Confirmation(Verdicts, Result):
 
     def shown(self) -> Shown:
         claims = f"Named heads on fresh problems; counts of problems with {self._least} the effect."
-        beside = "The same heads beside their controls; medians over problems."
+        beside = "The same heads and their controls; medians over problems."
         tables = [_on_a_page(self, claims), *[ShownTable(self.control_table(), beside)] * bool(self.controls)]
         return Shown(tuple(tables))
 
@@ -363,7 +363,7 @@ class LocatedHeads(Verdicts, Result):
         beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
         beside = beside.drop(columns=["kind", *(name for name in beside if name.startswith("effect"))])
         table = pd.DataFrame(columns).merge(beside, on="label", how="left")
-        size = table[[f"{side}_{'share' if self.established else 'median'}" for side in SIDES]].abs().max(axis=1)
+        size = table[["removed_median", "added_median"]].abs().max(axis=1)
         return table.loc[np.lexsort((-size, ~judged.named))].reset_index(drop=True)
 
     @property
@@ -392,13 +392,13 @@ class LocatedHeads(Verdicts, Result):
         unused = f", and the {s['n_fresh']} fresh problems were not used" if s.get("n_fresh") else ""
         if not self.established:
             return f"{whole}, so no head is named{unused}."
-        of, more = f"of {count_of(len(self.heads), 'head')}", f"{self._least} it in most"
+        of, more = f"of {count_of(len(self.heads), 'head')}", f"{self._least} this effect in most problems"
         found, against = (
             {head: kind for head, kind, one in self.judged.found.each() if one == sense and kind != "specialist"}
             for sense in (1, -1)
         )
         carry = f"{len(found)} {of} {'carries' if len(found) == 1 else 'carry'} {more}: {_by_kind(found)}"
-        told = carry if found else f"none {of} is shown to carry {more} problems"
+        told = carry if found else f"none {of} is shown to carry {more}"
         if against:
             told += f"; {len(against)} {'acts' if len(against) == 1 else 'act'} against it: {_by_kind(against)}"
         if special := self.specialists:
@@ -418,7 +418,7 @@ class LocatedHeads(Verdicts, Result):
         some = [*filter(None, [rules.few_problems(self.judged.effect.n, len(self.heads), self.confidence)])]
         some += concentration_words(self.total, self.problem_ids, self.unit)
         if self.confirmation is None and self.found:
-            some.append("Nothing was confirmed on fresh problems: confirm=pairs tests the named heads on others.")
+            some.append("The named heads were not tested on fresh problems: pass confirm=pairs.")
         return [*some, *super().caveats()][:3]
 
     def details(self) -> list[str]:
@@ -429,7 +429,7 @@ class LocatedHeads(Verdicts, Result):
         found = [f"{what} ({s['swept']}), outcome {s['outcome']}.", whole]
         if s.get("screened") is not None:
             left = count_of(s["n_candidates"] - n_heads, "head")
-            found.append(f"Screened by gradients; of {left} that ranked below nothing is known.")
+            found.append(f"Gradients screened the heads; {left} that ranked lower were not tested.")
         least = 100 * judged.effect.detectable(PER_HEAD * n_heads)
         if not np.isnan(least):  # from the binomial alone, never from what was observed
             power = f"one of {n_heads} heads is found 80 % of the time where it acts in {least:.0f} % of all problems"
@@ -460,15 +460,14 @@ class LocatedHeads(Verdicts, Result):
         return _known(self.table().head(len(self.found) or 3 * self.established), names, verdict="kind")
 
     def shown(self) -> Shown:
-        how = "Tested heads: named ones first, then by the larger of the two sides. "
-        how += f"Counts of problems with {self._least} the effect."
+        how = f"Tested heads: named ones first, then by size. Counts of problems with {self._least} the effect."
         made, tables = self.confirmation, [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"
             tables.append(ShownTable(strata, f"{of}; p: Holm over heads, sides, senses, strata and all problems."))
         if len(beside := self.control_table()):
             where = "fresh" if made is not None else "the same"
-            tables.append(ShownTable(beside, f"The named heads' effect beside controls, on {where} problems; medians."))
+            tables.append(ShownTable(beside, f"The named heads' effect and its controls, on {where} problems; medians."))
         tables += [] if made is None else [made.shown().tables[0]]
         tables += [] if self.read is None else self.read.shown().tables
         table, columns = tables[0].frame, list(tables[0].columns or ())

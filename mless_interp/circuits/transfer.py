@@ -269,14 +269,13 @@ class Transfer(Cells[str], Result):
         return super().to_frame().assign(base=np.repeat(self.base, n), inserted=np.repeat(self.inserted, n))
 
     def headline(self) -> str:
-        whose, s = "its" if len(self.heads) == 1 else "their", self.settings
-        told = "nothing: most problems show no effect of one sign"
+        s, told = self.settings, "nothing: most problems show no effect of one sign"
         if self.established:
             row = self.table().iloc[0]
             rank = f"rank correlation with the problem's own effect {row['spearman']:z.2f}"
             told = f"{share_words(row)} of the effect (outcome {s.get('outcome')}; {rank})"
-        what = f"{whose} mean lambda and Sigma under {s.get('insertion')}, without its tokens, brings back"
-        return f"Giving {listed(self.heads)} {what} {told}."
+        what = f"The mean lambda and Sigma of {listed(self.heads)} under {s.get('insertion')}"
+        return f"{what}, applied to prompts without its tokens, reproduce {told}."
 
     def details(self) -> list[str]:
         return [f"Means of {count_of(len(self.measured_ids), 'problem')}, given to others.", *super().details()]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ..core.arguments import checked
+from ..core.arguments import checked, count_of
 from ..models.base import Model
 from ..models.checks import TOLERANCE, FailedCheck, Finding, check_model, worst
 from ..models.info import BY_LAYERS, ModelChecks, ModelError, ModelInfo
@@ -106,7 +106,7 @@ class Certificate(Result):
         return [
             *self.reasons(),
             f"With {', '.join(f'{name} {number}' for name, number in self.info.versions.items())}.",
-            f"{len(self.prompts)} prompts of {lengths} tokens; errors are shares of the largest value.",
+            f"{count_of(len(self.prompts), 'prompt')} of {lengths} tokens; errors are shares of the largest value.",
         ]
 
     def reasons(self) -> list[str]:

@@ -449,7 +449,7 @@ class AttentionDecomposition(Measured):
         null = self.uniform[contrast][:, list(self.layers)].mean(0)
         low, high = float(np.nanmin(null)), float(np.nanmax(null))
         kept = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
-        words = f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep {kept}"
+        words = f"Lambda ranges from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention gives {kept}"
         if self.n_groups < 2:
             return f"{words}; a single problem tests nothing."
         names = {"lam_null": "uniform attention", "lam_control": str(self.settings.get("control"))}
@@ -472,8 +472,8 @@ class AttentionDecomposition(Measured):
         found, row = [], self.layer_table().iloc[0]
         if np.isfinite(row["share"]):
             found.append(
-                f"The change of attention's output in layer {self.layers[0]} is {row['scale_share']:z.2f} scale, "
-                f"{row['bias_share']:z.2f} bias and {row['rest_share']:z.2f} upstream (shares are signed)."
+                f"The change of attention's output in layer {self.layers[0]} is {row['scale_share']:+.2f} scale, "
+                f"{row['bias_share']:+.2f} bias and {row['rest_share']:+.2f} upstream (shares are signed)."
             )
         if counted := results.undefined(self.values, self.heads):
             found.append(f"Undefined (no change beyond rounding, or too few rows): {counted}.")

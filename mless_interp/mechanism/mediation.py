@@ -69,7 +69,7 @@ class Mediation(Measured):
     columns = columns_of("""
         reading | reading | | what is read: the outcome, or a metric of the gate activations
         effect | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
-        before | without the span | level | mean over problems
+        before | without the span | | mean over problems
         mean | mean change | | mean over problems
         n_up | rise in | | problems in which it rises
         n_down | fall in | | problems in which it falls
@@ -119,9 +119,9 @@ class Mediation(Measured):
         told = {name: _with_interval(here.loc[name]) for name in ("scale", "bias", "both")}
         sure = [name for name in told if here.loc[name, "p_corrected"] < self.level]
         return (
-            f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}, "
-            f"its scale alone by {told['scale']}, its bias alone by {told['bias']} (medians over "
-            f"{count_of(len(self.problem_ids), 'problem')}); shown in most problems: {', '.join(sure) or 'none of these'}."
+            f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}; "
+            f"only its scale: {told['scale']}; only its bias: {told['bias']} (medians over "
+            f"{count_of(len(self.problem_ids), 'problem')}). Most problems show: {', '.join(sure) or 'none of these'}."
         )
 
     def details(self) -> list[str]:

@@ -130,9 +130,9 @@ class ClaimChecks(Result):
 
     def headline(self) -> str:
         """Return how many claims agree, which do not, and how many hold without training."""
-        s, plural = self.settings, {"agrees": "agree", "disagrees": "disagree"}
-        counted = Counter(plural.get(check.verdict, check.verdict) for check in self.checks)
-        told = ", ".join(f"{number} {verdict}" for verdict, number in counted.items())
+        s, counted = self.settings, Counter(check.verdict for check in self.checks)
+        plural = {"agrees": "agree", "disagrees": "disagree"}
+        told = ", ".join(f"{n} {plural.get(verdict, verdict) if n > 1 else verdict}" for verdict, n in counted.items())
         if self.twins:
             n = len(self.without_training)
             told += f"; {n or 'none'} of those that agree {'holds' if n == 1 else 'hold'} without training"

@@ -45,8 +45,8 @@ class Enrichment(Result):
     def headline(self) -> str:
         """Return the mean rank beside that of random heads."""
         of, random = count_of(len(self.heads), "head"), f"random heads: {self.expected_rank:.1f}"
-        n = self.settings.get("n_problems")
-        return f"{of} rank {self.mean_rank:.1f} on average ({random}), p = {self.p:.2g}, {n} problems."
+        over = "".join(f", {n} problems" for name, n in self.settings.items() if name == "n_problems")
+        return f"{of} rank {self.mean_rank:.1f} on average ({random}), p = {self.p:.2g}{over}."
 
     def details(self) -> list[str]:
         return ["Rank 1 is the largest effect of its layer; intervals are of a bootstrap over problems."]

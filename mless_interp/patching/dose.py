@@ -220,14 +220,14 @@ class DoseResponse(Measured):
         moved, low, high = (float(each[most]) for each in (total.estimate, total.low, total.high))
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
         if not low * high > 0:
-            said = f"No number of inserted tokens is shown to move {outcome}; the largest change is that of {self.doses[most]}"
+            said = f"No number of inserted tokens is shown to change {outcome}; the largest change is at {self.doses[most]}"
         over = f"interval for all {len(self.doses)} doses at once, {count_of(len(self.problem_ids), 'problem')}"
         grows = f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} in log N"
         amount = f"{moved:+.4f} {self.unit}{limits_of(low, high)} ({over})"
         return f"{said}: {amount}; attention to the span grows with slope {grows}."
 
     def details(self) -> list[str]:
-        return ["In layer 0 the slope with positions held is 1 for identical tokens: arithmetic."] * (self.layer == 0)
+        return ["In layer 0 with held positions, identical tokens give slope 1 exactly: it checks the arithmetic."] * (self.layer == 0)
 
     def printed(self) -> pd.DataFrame:
         return self.outcome_table()

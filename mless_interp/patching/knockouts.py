@@ -35,10 +35,10 @@ CHOSEN_HERE = "chosen on these problems, so no p-value"
 MATTERS = {"same": "matters", "less": "hardly matters by itself", "other": "acts the other way"}
 REPLACES = {"same": "does not replace the span", "less": "replaces the span", "other": "does even more"}
 FOLLOWS = {
-    "knockout_zero": ("what it takes from the span (bias)", MATTERS),
-    "restore_scale": ("the attention that it keeps for the rest (scale)", MATTERS),
-    "reroute_to_sink": ("sending that attention to the first token", REPLACES),
-    "reroute_uniform": ("spreading it over all other tokens", REPLACES),
+    "knockout_zero": ("what it reads from the span (bias)", MATTERS),
+    "restore_scale": ("less attention to the rest (scale)", MATTERS),
+    "reroute_to_sink": ("the first token", REPLACES),
+    "reroute_uniform": ("an even spread over all other tokens", REPLACES),
 }
 """What follows of an edit that acts as the knockout does, next to nothing and less than half of it, or against it."""
 READ_EDITS = ("knockout", *FOLLOWS)
@@ -252,7 +252,7 @@ class JointKnockout(Measured):
             apart = self._turned(self.interaction)
             made, words = median_interval(apart, confidence=self.confidence), "they add up, as far as can be told"
             if float(sign_test(apart)) < self.level:
-                words = "they back each other up" if np.median(apart) > 0 else "they overlap"
+                words = "together they do more than their sum" if np.median(apart) > 0 else "they overlap"
             words = f": {words}" if np.isfinite(made.low) else ""
             found.append(f"Interaction (together minus the sum of single knockouts) {with_limits(made)}{words}.")
         return found

@@ -409,8 +409,8 @@ class SegmentAttention(results.Result):
         if "question" not in table:
             return f"No prompt of {n} has a question to attend from."
         shares = table.loc["question"].dropna().sort_values(ascending=False, kind="stable")
-        said = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items() if share >= 0.005)
-        return f"The question's rows attend to {said} (condition {self.conditions[-1]}, mean over heads and {n})."
+        said = ", ".join(f"{100 * share:.0f} % to {name}" for name, share in shares.items() if share >= 0.005)
+        return f"The question's rows give {said} of their attention (condition {self.conditions[-1]}, mean over heads and {n})."
 
     def details(self) -> list[str]:
         return [

@@ -64,7 +64,7 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
         entries.append((f"p < {quantity.level:.3g}, corrected: {claim}", plots.STROKES))
     entries += [(each, FRAME | {"facecolor": "white"}) for each in words.values()]
     if len(texts) > len(named):
-        entries.append((f"number alone: the head, of the {len(ranked)} largest", {"linestyle": "none"}))
+        entries.append((f"number without letters: one of the {len(ranked)} largest heads", {"linestyle": "none"}))
     if np.isnan(grid).any():
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:

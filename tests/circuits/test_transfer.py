@@ -102,13 +102,13 @@ def test_numbers_of_a_transfer_by_hand() -> None:
     assert frame["effect"].to_numpy() == pytest.approx(np.outer(part, [0.9, 0.1, 0.3]).ravel())
     assert frame["base"].tolist() == [-2.0] * 36
     assert frame["inserted"].to_numpy() == pytest.approx(np.repeat(part - 2, 3))
-    assert replace(found, heads=HEADS[:1]).headline().startswith("Giving L0H1 its mean lambda and Sigma under ")
+    assert "reproduce 90 % [90, 90] of the effect" in found.headline()
     apart = replace(found, sets=((HEADS[2], Head(1, 1)), found.sets[1]))
     assert apart.table()["share"][1] == pytest.approx(0.2), "the set without any of the heads alone"
     alone = replace(found, sets=(), random=found.random[:, :0], other=found.other[:, :0])
     assert alone.table()["label"].tolist() == ["Transfer"]
     nothing = replace(found, inserted=found.base)
-    assert "brings back nothing" in nothing.headline()
+    assert "reproduce nothing" in nothing.headline()
     assert np.isnan(nothing.table()["spearman"]).all()
 
 
