@@ -43,7 +43,7 @@ def test_numbers_of_a_column_by_hand() -> None:
     assert texts(table, 1) == ["12.3456", "1.0000", "1e-05"], "what would round to nothing is shown in full"
     assert texts(table, 2) == ["1", "20", "3"]
     assert keys(table, 1) == ["12.3456", "1", "1e-05"], "sorting uses the numbers, not what is shown"
-    assert texts(TextTable.of(pd.DataFrame({"x": [123.456, 1.0]}), ""), 0) == ["123.5", "1.0"]
+    assert texts(TextTable.of(pd.DataFrame({"x": [123.456, 1.0]}), ""), 0) == ["123.5", "1.000"]
     frame = pd.DataFrame({"x": [NAN, INF, -INF, 2.0], "yes": pd.array([None, True, False, True], dtype="boolean")})
     table = TextTable.of(frame, "")
     assert texts(table, 0) == ["–", "∞", "-∞", "+2.0000"] and keys(table, 0) == ["", "Infinity", "-Infinity", "2"]
