@@ -467,7 +467,9 @@ class LocatedHeads(Verdicts, Result):
             tables.append(ShownTable(strata, f"{of}; p: Holm over heads, sides, senses, strata and all problems."))
         if len(beside := self.control_table()):
             where = "fresh" if made is not None else "the same"
-            tables.append(ShownTable(beside, f"The named heads' effect and its controls, on {where} problems; medians."))
+            tables.append(
+                ShownTable(beside, f"The named heads' effect and its controls, on {where} problems; medians.")
+            )
         tables += [] if made is None else [made.shown().tables[0]]
         tables += [] if self.read is None else self.read.shown().tables
         table, columns = tables[0].frame, list(tables[0].columns or ())
