@@ -56,7 +56,7 @@ class Options(Pairing):
 
 
 def compute(options: Options) -> Computed:
-    """Name the heads that carry an insertion's effect, and trace their circuit: on which parts they act, where, by which inputs.
+    """Name the heads that carry an insertion's effect, and trace their circuit: on what parts, where, by which inputs they act.
 
     The first problems name heads (or give them: --heads L0H13,L1H2). Fresh ones test them again and measure direct effects,
     edges between heads by q, k and v (needed, and sufficient), sites by layer and token, the tokens through which heads act,
