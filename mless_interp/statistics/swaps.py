@@ -56,7 +56,7 @@ def swap_margins(values: Values, labels: Labels, partners: Labels) -> Margins:
     own = values[np.arange(len(values)), labels]
     theirs = values[np.arange(len(values)), labels[partners]]
     margins = own - theirs[partners] + (own[partners] - theirs)
-    return np.where((partners >= 0).reshape(-1, *[1] * (values.ndim - 2)), margins, np.nan)
+    return np.where((partners >= 0).reshape(len(partners), *[1] * (values.ndim - 2)), margins, np.nan)
 
 
 def forward_folds(units: Sequence[str], groups: Sequence[str], *, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
