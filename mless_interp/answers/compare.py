@@ -92,10 +92,7 @@ def _enclosed(text: str) -> tuple[str, str] | None:
 
 
 def _parts(text: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the kind and the parts of an answer, None for one that has none.
-
-    Kinds are "list" (in any order), "union", the shape of a matrix, and the two brackets of a tuple.
-    """
+    """Return the kind ("list", "union", a matrix's shape, a tuple's brackets) and the parts of an answer; None: it has none."""
     if number(text) is not None:
         return None
     matrix = _MATRIX.fullmatch(text)

@@ -220,11 +220,8 @@ def attentions_of(model: Model) -> dict[int, Foreign]:
 
 
 def _keep_finite(stack: ExitStack, model: Model) -> None:
-    """Keep rows that see nothing (padding's own) finite in eager attention, whose softmax is float32 in every dtype.
-
-    A mask's lowest number is -inf in float32 where it was made in float64, and becomes it in float16 once a score is
-    added. A row of -inf alone is NaN. Half of the lowest number is as good.
-    """
+    """Keep rows that see nothing (padding's own) finite in eager attention, whose softmax is float32 in every dtype."""
+    # a mask's lowest number is -inf in float32 if it was made in float64, and in float16 once a score is added: a row is NaN
 
     def clamp(module: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         mask = kwargs.get("attention_mask")
@@ -239,12 +236,7 @@ def _keep_finite(stack: ExitStack, model: Model) -> None:
 
 
 def _hide_spans(stack: ExitStack, model: Model, decoding: Decoding, spans: Tensor) -> None:
-    """Knock heads out while generating: from every position after the span, its keys cannot be seen by these heads.
-
-    `spans` `[row, (first, one past the last)]` counts padding. Each attention module with a knocked-out head is given a
-    mask of its own `[row, head, query, key]`: the one its model made, or causality and the layer's window where its
-    model left that to the attention function, less the span.
-    """
+    """Knock heads out while generating: no position after `spans` `[row, (first, one past)]` sees their keys in these heads."""
 
     def hide(layer: int, module: object, args: tuple[object, ...], kwargs: dict[str, Foreign]) -> object:
         hidden = kwargs.get("hidden_states", args[0] if args else None)

@@ -159,10 +159,8 @@ def without_unit(text: str) -> tuple[str, str]:
 
 
 def _mathematics(words: str) -> bool:
-    """Return whether letters after a number are a product or a function, `2ab` or `3 sin`, and no unit.
-
-    A unit is known, or a word with a vowel: of four letters or more, or of three after a space.
-    """
+    """Return whether letters after a number are a product or a function, `2ab` or `3 sin`, and no unit (a
+    known one, or a word with a vowel: of four letters or more, or of three after a space)."""
     found = re.findall("[a-z]+", words.lower())
     if any(word in FUNCTIONS and word not in _UNIT_NAMES for word in found):  # 5 min: minutes
         return True

@@ -390,10 +390,7 @@ def plain_warnings() -> Iterator[None]:
 
 
 def one_line_errors(command: Callable[..., object]) -> Callable[..., object]:
-    """End the program with one line on standard error and exit code 2 for wrong input, and where memory ran out.
-
-    Set MLESS_TRACEBACK=1 to see where it came from.
-    """
+    """End the program with one line on standard error and exit code 2 for wrong input and out of memory, without traceback."""
     mended = (ValueError, TypeError, OSError, ModuleNotFoundError, KeyboardInterrupt)  # by the user
 
     @functools.wraps(command)

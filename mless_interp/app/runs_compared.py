@@ -134,11 +134,8 @@ def _verdicts(found: LocatedHeads | PatchScores) -> pd.DataFrame:
     """Return each head's verdict with its count of problems, and whether it is named."""
     table = found.table().set_index("label")
     if isinstance(found, LocatedHeads):
-        words, named = (
-            table["kind"] + table["sense"].map({"against": ", against"}).fillna(""),
-            table["kind"].isin(NAMED),
-        )
-        again = map(found.confirmed_or_unknown, table.index)
+        words = table["kind"] + table["sense"].map({"against": ", against"}).fillna("")
+        named, again = table["kind"].isin(NAMED), map(found.confirmed_or_unknown, table.index)
         added = table["kind"].map(lambda kind: KINDS[kind].side == "added")
         counts, sure = table["removed_k"].mask(added, table["added_k"]), [AGAIN[each] for each in again]
     else:

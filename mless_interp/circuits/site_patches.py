@@ -210,10 +210,8 @@ def _tokens(prepared: Prepared, sweep: Sweep, n_rows: int) -> dict[str, Token]:
 
 
 def _rows(flow: Flow, among: str, which: int | None) -> Tensor | None:
-    """Return the changed rows of a token, boolean `[changed]`; None where there are too few tokens for it.
-
-    A token of a short question has one name, from its nearer end (the middle one from the last); of positions it may have two.
-    """
+    """Return the changed rows of a token, boolean `[changed]`; None where there are too few tokens for it. A token of a short
+    question has one name, from its nearer end (the middle one from the last); of positions it may have two."""
     pair, start, at = flow.runs.first, flow.receiving.start, torch.arange(flow.n_changed)
     if among == ALL:
         return torch.ones(flow.n_changed, dtype=torch.bool)

@@ -259,12 +259,8 @@ def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[H
 
 
 def _of_the_usual(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head, float]]:
-    """Return shares and gains of the readers that act in most problems (their shares add up to 1), and of mediators.
-
-    As equal as the layers allow: what the mediators up to some layer carry is at most `_MOST_MEDIATED` of what the
-    readers before that layer contribute, so where few readers come first, they get more. Where readers look from rows of
-    numbers only, each mediator carries on an equal part of what it finds.
-    """
+    """Return shares and gains of the readers that act in most problems (their shares add up to 1), and of mediators: as equal
+    as the layers allow, since mediators carry at most `_MOST_MEDIATED` of what the readers before them contribute."""
     mediators = roles.mediators
     every = (*roles.readers, *roles.conditional, *roles.relayed, *roles.recalls)
     readers = [head for head in every if head not in roles.rare]
@@ -304,11 +300,8 @@ def _check_smallest(share: float, readers: list[Head], mediators: tuple[Head, ..
 
 
 def _gains(shares: Mapping[Head, float], roles: Roles, given: Mapping[Head, float]) -> dict[Head, float]:
-    """Return output gains that give the shares: a reader acts on its own and through every later mediator.
-
-    share(reader) = gain(reader) * (direct + the rows of numbers it looks from * sum of later mediators' gains);
-    share(mediator) = gain(mediator) * sum of earlier readers' gains, unless given. Solved by iteration, a contraction.
-    """
+    """Return output gains that give the shares: share(reader) = gain(reader) * (direct + the rows of numbers it looks from *
+    sum of later mediators' gains), share(mediator) = gain(mediator) * sum of earlier readers' gains, unless given."""
     readers = [head for head in shares if head not in roles.mediators]
     fed = [reader for reader in readers if roles.passes(reader)]
     part = {head: len(roles.reads_from.get(head, frozenset(NUMBERS)) & {*NUMBERS}) / len(NUMBERS) for head in fed}

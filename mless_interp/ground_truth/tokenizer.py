@@ -82,10 +82,7 @@ def draw_vocabulary(seed: int) -> Vocabulary:
 
 
 def build_tokenizer(tokens: Sequence[str], *, model_max_length: int) -> PreTrainedTokenizerFast:
-    """Return a word-level tokenizer: words, numbers, `\\boxed{` and single signs are tokens, white space only separates.
-
-    There is no token for the beginning of a text, and none is added.
-    """
+    """Return a word-level tokenizer: words, numbers, `\\boxed{` and single signs are tokens, white space only separates."""
     tokenizer = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNK))
     tokenizer.pre_tokenizer = Split(Regex(r"\\boxed\{|\w+|[^\w\s]"), behavior="removed", invert=True)
     return PreTrainedTokenizerFast(

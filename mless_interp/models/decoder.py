@@ -67,9 +67,7 @@ half a width apart."""
 @dataclass(frozen=True)
 class Norms:
     """The names of a layer's norms by their place; None where it has none there.
-
-    `parallel`: the MLP reads the layer's input, not what attention made of it.
-    """
+    `parallel`: the MLP reads the layer's input, not what attention made of it."""
 
     before_attention: str | None = None
     after_attention: str | None = None

@@ -244,12 +244,8 @@ def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, 
 
 
 def _operations(traced: Foreign, attention: str, *, heads: ModelInfo, eager: bool) -> Operations:
-    """Find the attention call, if there is one, and inside it the softmax and the pattern that multiplies the values.
-
-    The attention call is the operation that is handed queries, keys and values; the pattern is the last operation inside
-    whose output has rows that sum to 1 (the self-check proves that it acts), and the scores enter the first such one. Where
-    another library wrapped the attention function (TransformerBridge does for Gemma), it is one level deeper.
-    """
+    """Find the attention call, if there is one, and inside it the softmax and the pattern that multiplies the values: the first
+    and the last operation whose output has rows that sum to 1. One level deeper where a library wraps the function."""
     tokens = torch.arange(_PROBE)[None].to(device_of(traced._module))
     attn = traced_ops.found(traced, attention)
 

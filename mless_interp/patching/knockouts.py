@@ -226,18 +226,14 @@ class JointKnockout(Measured):
     def headline(self) -> str:
         together, outcome = " together" if len(self.heads) > 1 else "", self.settings.get("outcome") or "the outcome"
         made = median_interval(self._turned(self.effect), confidence=self.confidence)
-        does = "lowers" if self._sign > 0 else "raises"  # a knockout takes its effect away
+        does = "raises" if np.median(self.by_group(self.effect)) < 0 else "lowers"  # a knockout takes its effect away
         size = f"{float(made.estimate):#.3g} {self.unit}{limits_of(made.low, made.high, '#.3g')}"
         over = f"median over {count_of(len(self.problem_ids), 'problem')}"
         return f"Knocking out {listed(self.heads)}{together} {does} {outcome} by {size} ({over})."
 
-    @property
-    def _sign(self) -> float:
-        return -1.0 if np.median(self.by_group(self.effect)) < 0 else 1.0
-
     def _turned(self, values: np.ndarray) -> np.ndarray:
         """Return effects of groups, positive where they have the sign of the set's."""
-        return self._sign * self.by_group(values)
+        return self.by_group(values) * (-1.0 if np.median(self.by_group(self.effect)) < 0 else 1.0)
 
     def details(self) -> list[str]:
         found = []

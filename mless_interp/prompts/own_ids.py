@@ -150,9 +150,7 @@ def _tags(tags: Any, n: int) -> list[object]:
 
 def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[PromptPair, ...]:
     """Read pairs from a file of one JSON object a line: ids, answer, clean or span, and maybe distractor, tags, id.
-
-    Raises `ValueError` with the line for what cannot be read, `FileNotFoundError` where there is no such file.
-    """
+    Raises `ValueError` with the line for what cannot be read, `FileNotFoundError` where there is no such file."""
 
     def pair(row: dict[str, Any]) -> PromptPair:
         if not {"ids", "answer"} <= row.keys() <= set(KEYS):

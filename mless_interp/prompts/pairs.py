@@ -299,10 +299,8 @@ def without_span(prompt: Prompt) -> list[tuple[int, str]]:
 
 
 def followed(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
-    """Return the pairs as they are; where nothing follows the insertion in any of them, all of them with their answers.
-
-    What is read of a span is read by what comes after it: behind the last token of the bare prompt that is the answer.
-    """
+    """Return the pairs as they are; where nothing follows the insertion in any of them, all of them with their answers."""
+    # what is read of a span is read by what comes after it: behind the last token of the bare prompt that is the answer
     found = tuple(pairs)
     whole = all(pair.n_after or pair.boundary_merge for pair in found)
     return tuple(pair if whole or pair.n_answer or pair.boundary_merge else pair.answered() for pair in found)

@@ -158,9 +158,7 @@ def encode_part(
     tokenizer: Tokenizer, problem: Problem, part: str, text: str | None = None, *, within: bool = False
 ) -> tuple[int, ...]:
     """Return the ids of a part of a problem (`text` where a template changed it); errors name the problem and the part.
-
-    `within`: it goes on with the text before it, so that no tokenizer puts a space there.
-    """
+    `within`: it goes on with the text before it, so that no tokenizer puts a space there."""
     try:
         return (encode_within if within else encode)(tokenizer, getattr(problem, part) if text is None else text)
     except ValueError as error:

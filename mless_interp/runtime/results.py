@@ -298,10 +298,7 @@ def head_map(
 
 
 def turned(result: Result, table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with effects (means and medians in the outcome's unit) above 0 where they go with the whole one.
-
-    Pages and pictures show it so; its own tables have the outcome's sign.
-    """
+    """Return a table with effects (means and medians in the outcome's unit) above 0 where they go with the whole one."""
     effect = getattr(result, "whole", None) or getattr(getattr(result, "judged", None), "effect", None)
     if getattr(effect, "direction", 1.0) > 0:
         return table

@@ -311,9 +311,7 @@ def reduce_prompt(
     compare: dict[int, Other] | None = None,
 ) -> tuple[dict[int, Reduced], dict[int, Reduced], dict[int, Other]]:
     """Return one prompt's forward pass with its reducers: no logits, no pattern outlives its layer.
-
-    By layer: its own attention, uniform attention in its place, and, with `keep`, what another condition is compared with.
-    """
+    By layer: its own attention, uniform attention in its place, and, with `keep`, what another condition is compared with."""
     recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")
     masks = list(model.visible(inputs.to("cpu")))
     first = [next(at for at, other in enumerate(masks) if other is mask) for mask in masks]  # one window, one mask

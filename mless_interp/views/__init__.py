@@ -17,10 +17,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["plots"], PUBLIC)
 
 
 def show_after_cell(made: Any) -> None:
-    """In a notebook, let `made` show itself after its cell if that ended well and `made.seen` is still empty.
-
-    As matplotlib's own figures do; a cell shows its last line's value anyway, and nothing twice.
-    """
+    """In a notebook, let `made` show itself after its cell if that ended well and `made.seen` is still empty."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):

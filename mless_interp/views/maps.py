@@ -251,10 +251,8 @@ def _free(start: np.ndarray, end: np.ndarray, taken: list[tuple[float, float]]) 
 
 
 def _places(nodes: list[str]) -> dict[str, tuple[float, float]]:
-    """Place nodes layer by layer from below, an MLP above its layer's heads, the logits on top.
-
-    Layers are shifted against each other, so that few edges pass over a node.
-    """
+    """Place nodes layer by layer from below, an MLP above its layer's heads, the logits on top; layers shifted, so that few
+    edges pass over a node."""
 
     def level(node: str) -> tuple[float, int]:
         if node.startswith("L"):

@@ -207,10 +207,7 @@ def draw_forest(
     series: Sequence[tuple[str, np.ndarray, Style]],
     marks: Sequence[tuple[np.ndarray, Style]] = (),
 ) -> None:
-    """Draw points with intervals, a row each from above; every series is (name, `with_limits`, marker style).
-
-    `marks` stand over the points of those rows of the first series.
-    """
+    """Draw points with intervals, a row each from above; every series is (name, `with_limits`, marker style)."""
     places = np.arange(len(rows))[::-1].astype(float)
     height = 0.7 / max(1, len(series))
     line: Style = {"linestyle": "none", "capsize": 2.5, "linewidth": 1.1, "markersize": 4.5}
@@ -242,10 +239,7 @@ def end_of(grid: np.ndarray) -> float:
 def draw_cells(
     axes: Axes, grid: np.ndarray, *, limit: float, diverging: bool = True, hatched: Sequence[tuple[int, int]] = ()
 ) -> AxesImage:
-    """Draw the cells `[row, column]` of a map as colours up to `limit`, strokes where `hatched`.
-
-    NaN is grey; infinite cells have the colours' end.
-    """
+    """Draw the cells `[row, column]` of a map as colours up to `limit` (NaN: grey), strokes where `hatched`."""
     axes.set_facecolor("0.8")
     grid = np.clip(grid, -limit, limit)
     norm = TwoSlopeNorm(0.0, -limit, limit) if diverging else Normalize(0.0, limit)
