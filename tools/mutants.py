@@ -110,7 +110,9 @@ ROOMS = {
         tuple(f"tests/models/test_{name}.py" for name in ("by_hand", "decoders", "contract")),
         speaks_of=rf"^(?!.*({PLACES}))",
     ),
-    "memory": Room(("mless_interp/models/memory.py",), ("tests/models/test_by_hand.py", "tests/models/test_state.py")),
+    "memory": Room(
+        ("mless_interp/models/memory.py",), ("tests/models/test_small_parts.py", "tests/models/test_state.py")
+    ),
     "loading": Room(
         tuple(f"mless_interp/models/{name}.py" for name in ("checks", "hugging_face", "load", "weights")),
         tuple(f"tests/models/test_{name}.py" for name in ("by_hand", "decoders", "checks", "models", "weights")),

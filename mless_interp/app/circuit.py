@@ -1,6 +1,6 @@
 """`mless-interp circuit`: from an insertion to the circuit that carries its effect, on one model, on one page."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -120,7 +120,7 @@ def present(kept: Kept) -> Presented:
 
 
 def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
-    """Tell the circuit part by part: the answer, its picture and table; what it says besides is folded."""
+    """Tell the circuit part by part: the answer in a sentence, all else folded but the map of heads and the graph."""
     from .. import views
     from ..circuits.circuit import PARTS as HEADINGS
 
@@ -128,9 +128,9 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
     question = "Which heads carry the insertion's effect, on which parts do they act, where, and through which inputs?"
     page, located = kept.page("From heads to a circuit", question, circuit), circuit.located
     if located is not None:
-        effects = {"Median effects with 95 % intervals over problems.": views.forest(located)}
-        page = page.heading("Which heads").answered(located.headline())
-        page = page.result(located, heading=None, pictures=effects)
+        page = page.heading("Which heads").answered(located.headline()).result(located, heading=None)
+        effects = page.blank().figure(views.forest(located), "Median effects with 95 % intervals over problems.")
+        page = page.folded("Median effects of heads", effects)
         if not circuit.heads:
             page = page.sentence("No head is named, so no circuit was measured.")
     headings = {"edges": HEADINGS["edges"], "sufficient": "Which edges suffice"}
@@ -138,7 +138,11 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
         if (part := getattr(circuit, name)) is not None:
             drawn = {DRAWN[name]: pictures[name]} if name in pictures else {}
             page = page.heading(heading).answered(part.headline())
-            page = page.result(part, heading=None, pictures=drawn, first=part.caveats())
+            if name == "edges" and drawn:
+                page, drawn = page.figure(pictures[name], DRAWN[name]), {}
+            rest = replace(page.blank(), answer=part.headline())
+            rest = rest.result(part, heading=None, pictures=drawn, first=part.caveats())
+            page = page.folded("Picture, table and words" if drawn else "Table and words", rest)
         elif (why := circuit.left_out.get(name, "not asked for")) != "not asked for":
             page = page.heading(heading).answered(f"Not measured: {why}.")
         if name == "edges" and (without := circuit.left_out.get("MLPs")):

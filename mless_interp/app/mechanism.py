@@ -82,8 +82,8 @@ def present(kept: Kept) -> Presented:
         question = "Does the insertion act by scaling what attention wrote, or by adding to it?"
         made = kept.page("The mechanism", question, mediated)
         made = made.result(mediated, heading="Scale or bias", pictures=effects)
-        made = made.result(parts, heading="Attention", pictures=captions)
-        made = made.result(shift, heading="Activations", pictures=before)
+        made = made.heading("Attention").answered(parts.headline()).result(parts, heading=None, pictures=captions)
+        made = made.heading("Activations").answered(shift.headline()).result(shift, heading=None, pictures=before)
         return kept.view(made, heading="Heads with the smallest lambda")
 
     return Presented(tables | pictures, page)

@@ -84,13 +84,15 @@ class Kept:
         )
         return Report(title, question, found.headline()).sentence(*self.run.get("notes", ()))
 
-    def view(self, page: Report, name: str = "attention", heading: str | None = None) -> Report:
-        """Return the page with the attention that is shown under this name, if any is."""
+    def view(
+        self, page: Report, name: str = "attention", heading: str = "Attention of the heads that stand out"
+    ) -> Report:
+        """Return the page with the attention that is shown under this name, if any is, folded."""
         if name not in self.shown:
             return page
         from ..views.circuitsvis import attention_view
 
-        return (page if heading is None else page.heading(heading)).view(attention_view(self.shown[name]))
+        return page.folded(heading, page.blank().view(attention_view(self.shown[name])))
 
 
 def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
@@ -241,7 +243,7 @@ def write(folder: Path, kept: Kept, presented: Presented, *, report: bool) -> li
     if report:
         page = presented.page()
         if "prompt" in kept.shown:
-            page = page.heading("What the model reads").prompt(kept.shown["prompt"])
+            page = page.folded("What the model reads", page.blank().prompt(kept.shown["prompt"]))
         page.provenance(kept.run).save(folder / "report.html")
     return [*presented.files, *["report.html"] * report]
 

@@ -363,7 +363,7 @@ class LocatedHeads(Verdicts, Result):
         beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
         beside = beside.drop(columns=["kind", *(name for name in beside if name.startswith("effect"))])
         table = pd.DataFrame(columns).merge(beside, on="label", how="left")
-        size = table[["removed_median", "added_median"]].abs().max(axis=1)
+        size = table[[f"{side}_{'share' if self.established else 'median'}" for side in SIDES]].abs().max(axis=1)
         return table.loc[np.lexsort((-size, ~judged.named))].reset_index(drop=True)
 
     @property
@@ -460,7 +460,8 @@ class LocatedHeads(Verdicts, Result):
         return _known(self.table().head(len(self.found) or 3 * self.established), names, verdict="kind")
 
     def shown(self) -> Shown:
-        how = f"Tested heads: named ones first, then by size. Counts of problems with {self._least} the effect."
+        how = "Tested heads: named ones first, then by the larger of the two sides. "
+        how += f"Counts of problems with {self._least} the effect."
         made, tables = self.confirmation, [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"

@@ -83,16 +83,16 @@ class ActivationShift(Measured):
 
     picture = "activation_histograms"
     columns = columns_of("""
-        claimed | claimed | verdict | which way the claim says that it goes
-        before | before | | mean over problems without the span
-        after | after | | mean over problems with the span
+        claimed | claimed | later | which way the claim says that it goes
+        before | before | level | mean over problems without the span
+        after | after | level | mean over problems with the span
         n_up | rise in | | problems in which it rises
         n_down | fall in | | problems in which it falls
         n_tied | same in | | problems in which it changes by no more than rounding
         p_fdr | p, false discovery rate | p | Benjamini and Hochberg, over classes and metrics
         token_class | tokens | | class of tokens
         tokens_per_problem | tokens per problem | | mean number of tokens of the class
-        primary | primary | | whether it is the contrast that the claim is about
+        primary | primary | later | whether it is the contrast that the claim is about
         change | change | | after - before, mean over problems
     """)
     axes = (
@@ -192,7 +192,9 @@ class ActivationShift(Measured):
     def shown(self) -> Shown:
         by_class = self.by_class()
         ends = [name for name in by_class if name.startswith(("before_ci", "after_ci"))]
-        claims = ShownTable(self.table(), "The paper's claims about MLP activations, over problems.")
+        table, first = self.table(), "claim verdict change n_up n_down p_corrected".split()
+        columns = [*first, *(name for name in table if name not in first)]
+        claims = ShownTable(table, "The paper's claims about MLP activations, over problems.", columns)
         return Shown((claims, ShownTable(by_class.drop(columns=ends), "Every metric, by class of token.")))
 
     def _place(self, metric: str, contrast: str | None, group: str) -> tuple[int, int, int]:

@@ -472,8 +472,8 @@ class AttentionDecomposition(Measured):
         found, row = [], self.layer_table().iloc[0]
         if np.isfinite(row["share"]):
             found.append(
-                f"The change of attention's output in layer {self.layers[0]} is {row['scale_share']:+.2f} scale, "
-                f"{row['bias_share']:+.2f} bias and {row['rest_share']:+.2f} upstream (shares are signed)."
+                f"The change of attention's output in layer {self.layers[0]} is {row['scale_share']:z.2f} scale, "
+                f"{row['bias_share']:z.2f} bias and {row['rest_share']:z.2f} upstream (shares are signed)."
             )
         if counted := results.undefined(self.values, self.heads):
             found.append(f"Undefined (no change beyond rounding, or too few rows): {counted}.")

@@ -69,7 +69,7 @@ class Mediation(Measured):
     columns = columns_of("""
         reading | reading | | what is read: the outcome, or a metric of the gate activations
         effect | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
-        before | without the span | | mean over problems
+        before | without the span | level | mean over problems
         mean | mean change | | mean over problems
         n_up | rise in | | problems in which it rises
         n_down | fall in | | problems in which it falls
@@ -121,7 +121,7 @@ class Mediation(Measured):
         return (
             f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}; "
             f"only its scale: {told['scale']}; only its bias: {told['bias']} (medians over "
-            f"{count_of(len(self.problem_ids), 'problem')}). Most problems show: {', '.join(sure) or 'none of these'}."
+            f"{count_of(len(self.problem_ids), 'problem')}); most problems show: {', '.join(sure) or 'none of these'}."
         )
 
     def details(self) -> list[str]:

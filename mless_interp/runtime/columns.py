@@ -19,6 +19,8 @@ AT_ONCE = 6
 """Columns that a table shows before all are asked for."""
 LONGEST_CELL = 52
 """Letters of a text in a printed table, at most."""
+ROUNDING = 1e-12
+"""Smaller numbers are what is left of float64's rounding: a cell shows 0."""
 MISSING = "–"
 """What a cell shows where a number is undefined."""
 
@@ -27,8 +29,9 @@ MISSING = "–"
 class Column:
     """A column of a result's tables: its name there, its heading, what it is, its unit, and its role.
 
-    "share" is written in percent, "points" in percentage points, "p" with two digits, "count" (ranks too) without decimals
-    where all are whole, "of NAME" as a count out of the column NAME; "verdict" stands second, "later" behind the others.
+    "share" is written in percent, "points" in percentage points, "p" with two digits, "level" (no change) without a plus sign,
+    "count" (ranks too) without decimals where all are whole, "of NAME" as a count out of the column NAME; "verdict" stands
+    second, "later" behind the others.
     """
 
     name: str
@@ -201,29 +204,39 @@ def says(column: pd.Series) -> bool:
 
 
 def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str) -> list[Cell]:
-    """Return numbers of one column and the `ends` of their intervals, with equally many decimals, signed if any is negative."""
+    """Return numbers of one column and the `ends` of their intervals, signed if any is negative, with equally many decimals;
+    where the largest is 100 or more, with four digits of each."""
     scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
     known = [scale * float(value) for value in (*values, *chain(*ends)) if not pd.isna(value)]
-    signed = role == "points" or (role != "share" and any(value < 0 for value in known))
+    signed = role == "points" or (role not in ("share", "level") and any(value < 0 for value in known))
     if role == "points":
         decimals = 1
     elif role == "count":
         decimals = int(not all(value.is_integer() for value in known))
     elif role == "share" or (not ends and all(isinstance(x, int) or pd.isna(x) for x in values)):
         decimals = 0
-    else:  # four; where the column's largest number is 100 or more, four digits of it
-        largest = max((round(abs(value), 9) for value in known if math.isfinite(value)), default=0.0)
-        decimals = 4 if largest < 100 else max(0, 3 - math.floor(math.log10(largest)))
+    else:
+        decimals = 4
+    large = decimals == 4 and _largest(known) >= 100
 
-    def number(value: float | int) -> str:
+    def number(value: float | int, decimals: int) -> str:
         return f"{value:.2g}" if role == "p" else _number(scale * float(value), decimals, signed)
 
     cells = []
     for value, pair in zip(values, zip(*ends, strict=True) if ends else repeat(()), strict=False):
-        limits = f"[{', '.join(map(number, pair))}]" if pair and not any(map(pd.isna, pair)) else ""
+        row = decimals
+        if large:
+            row = min(4, max(0, 3 - math.floor(math.log10(max(1.0, _largest([value, *pair]))))))
+        limits = f"[{', '.join(number(end, row) for end in pair)}]" if pair and not any(map(pd.isna, pair)) else ""
         undefined = pd.isna(value)
-        cells.append(Cell(limits=limits) if undefined else Cell(f"{number(value)}{unit}", _key(value), limits))
+        cells.append(Cell(limits=limits) if undefined else Cell(f"{number(value, row)}{unit}", _key(value), limits))
     return cells
+
+
+def _largest(values: Sequence[Any]) -> float:
+    return max(
+        (round(abs(float(value)), 9) for value in values if not pd.isna(value) and math.isfinite(value)), default=0.0
+    )
 
 
 def _count(value: Any, of: Any) -> Cell:
@@ -239,6 +252,7 @@ def _other(value: object) -> Cell:
 def _number(value: float, decimals: int, signed: bool) -> str:
     if math.isinf(value):
         return f"{value:.0f}".replace("inf", "∞")
+    value = 0.0 if abs(value) < ROUNDING else value
     plus, step = "+" if signed else "", 10.0**-decimals
     # in a column of larger numbers: its own digits
     if decimals and value != 0 and abs(value) < (0.5 if decimals > 2 else 10) * step:

@@ -166,10 +166,10 @@ class Result(Grouped):
         """Return what a researcher reports of `table` (whose arguments it takes): its `reported` columns that are not empty,
         each interval right after its number; where there would be more than `MOST`, without intervals."""
         table = self.table(*which, **options)
-        wanted = [each for name in self.reported or table.columns for each in (name, *_ends(name))]
+        wanted = [each for name in self.reported or table.columns for each in (name, *ends_of(name))]
         names = [name for name in dict.fromkeys(wanted) if name in table and (table.empty or says(table[name]))]
         if len(names) > MOST:
-            names = [name for name in names if not name.endswith(_ends(""))]
+            names = [name for name in names if not name.endswith(ends_of(""))]
         return table[names[:MOST]]
 
     def table(self) -> pd.DataFrame:
@@ -250,7 +250,7 @@ class Result(Grouped):
         )
 
 
-def _ends(column: str) -> tuple[str, str]:
+def ends_of(column: str) -> tuple[str, str]:
     """Return the columns with the limits of a column's interval."""
     return f"{column}_ci_low", f"{column}_ci_high"
 
@@ -305,7 +305,7 @@ def turned(result: Result, table: pd.DataFrame) -> pd.DataFrame:
     made = table.copy()
     for name in (each for each in table if each.endswith(("median", "effect")) and table[each].dtype.kind == "f"):
         made[name] = 0.0 - table[name]
-        low, high = _ends(name)
+        low, high = ends_of(name)
         if low in table:
             made[low], made[high] = 0.0 - table[high], 0.0 - table[low]
     return made

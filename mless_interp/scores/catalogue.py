@@ -304,7 +304,8 @@ def _declared() -> dict[str, Metric]:
 METRICS = _declared()
 """Every metric by name; any row metric also exists as `name_last`, read at the question's last row."""
 COLUMNS = tuple(
-    Column(each.name, each.name.replace("_", " "), f"{each.meaning} ({each.unit})") for each in METRICS.values()
+    Column(name, name.replace("_", " "), f"{each.meaning} ({each.unit})", role="" if each.signed else "level")
+    for name, each in METRICS.items()
 )
 """What they are as columns of results."""
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")

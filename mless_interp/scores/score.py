@@ -134,10 +134,14 @@ class HeadScores(results.Result):
         return (known > 0.5).sum(0), (~np.isnan(known)).sum(0)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
-        """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `table`."""
+        """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric: what `summary` shows of
+        them, this metric first."""
         self.of(metric, condition)
         table = self.table(condition or list(self.values[metric])[-1])
-        return table.sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
+        wanted = dict.fromkeys((metric, *self._usual(self.metrics)))
+        names = [name for each in wanted for name in (each, *results.ends_of(each)) if name in table]
+        table = table.sort_values(metric, ascending=False, kind="stable", ignore_index=True).head(k)
+        return table[["label", "layer", "head", *names]]
 
     def headline(self) -> str:
         table, n = self.table(), count_of(len(self.problem_ids), "problem")
@@ -192,14 +196,16 @@ class HeadScores(results.Result):
     def shown(self) -> results.Shown:
         table, where = self.table(), f"condition {self.conditions[-1]!r}"
         here = self._in(self.conditions[-1])
-        first = self._usual(here)
+        usual = self._usual(here)
+        first = [*(name for name in TOLD if name in usual), *(name for name in usual if name not in TOLD)]
         ends = ("", "_null", "_untrained", "_n", "_infinite")
         columns = ["label", "paper_label", *(m + end for m in first for end in ends if m + end in table)]
         caption = (
             f"Attention per head, {where}: means over problems (medians of those that may be infinite); null: uniform "
             f"attention on the same prompts; {'untrained: untrained twins; ' if self.twins else ''}n: problems."
         )
-        tables = [results.ShownTable(table, caption, columns)]
+        largest = results.largest_first(table, first[0]) if first else table
+        tables = [results.ShownTable(largest, caption, columns)]
         if len(here) > len(first):
             means = f"All {len(here)} metrics, {where}: means over problems (medians of those that may be infinite)."
             tables.append(results.ShownTable(table[["label", "paper_label", *here]], means))

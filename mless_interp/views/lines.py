@@ -166,7 +166,8 @@ def dose_response(found: DoseResponse) -> Picture:
     axes, table = places[2], found.outcome_table()
     names = {"total": "total", "content": "content", "shift": "shift of positions"}
     for number, (contrast, name) in enumerate(names.items()):
-        draw_series(axes, doses, with_limits(table, contrast), number, name)
+        below: Style = {"linewidth": 4, "alpha": 0.5} if name == "total" else {}  # content alone may cover it
+        draw_series(axes, doses, with_limits(table, contrast), number, name, **below)
     axes.axhline(0, color="0.5", linewidth=0.8)
     effect = f"insertion's effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})"
     name_axes(axes, y=effect, title=f"{words_of(found, 'model')}, bands: 95 % intervals over problems")

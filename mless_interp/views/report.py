@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,6 +57,7 @@ class HeadMap:
     squares: tuple[Mapping[str, Any], ...]
     marked_means: str
     below: str
+    clipped: bool
 
     @classmethod
     def of(
@@ -68,7 +70,11 @@ class HeadMap:
         column = column_of(drawn.value, known)
         # shares of a few percent stay pale: a map of nothing must not look like a finding
         least = SMALLEST_SHARE if column.role == "share" else 0.0
-        limit = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=least)) or 1.0
+        sizes = np.append(np.abs(numbers[np.isfinite(numbers)]), least)
+        limit = float(sizes.max()) or 1.0
+        most = max(least, float(np.quantile(sizes, 0.98)))
+        clipped = drawn.marked is None and limit > 2 * most > 0  # a few heads, not named, must not pale all others
+        limit = most if clipped else limit
         marked = [False] * len(frame) if drawn.marked is None else list(drawn.marked)
         places = zip(frame["layer"].astype(int), frame["head"].astype(int), numbers.tolist(), marked, strict=True)
         squares = tuple(
@@ -76,7 +82,9 @@ class HeadMap:
             for row, (layer, head, x, mark) in enumerate(places)
         )
         signed, undefined = bool((numbers < 0).any()), bool(np.isnan(numbers).any())
-        return cls(column, f"{limit:.3g}", signed, undefined, squares, drawn.means if any(marked) else "", below)
+        return cls(
+            column, f"{limit:.3g}", signed, undefined, squares, drawn.means if any(marked) else "", below, clipped
+        )
 
 
 @savable
@@ -116,8 +124,10 @@ class Block:
 
 Part = Block | TextTable | HeadMap | ShownPrompt
 
-OPEN_TABLES, OPEN_SENTENCES, FIRST_SENTENCES = 2, 6, 2
-"""A result with more tables shows the first and folds the others; one with more sentences shows so many first ones."""
+OPEN_PICTURES = 2
+"""Pictures of results that stand open on a page; the others are folded."""
+OPEN_SENTENCES, FIRST_SENTENCES = 6, 2
+"""A result with more sentences shows so many first ones and folds the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +189,7 @@ class Report:
         return Report("", "")
 
     def folded(self, summary: str, parts: "Report") -> "Report":
-        """Add the parts of another report (no headings, no views) behind one line, which a click opens (and a print)."""
+        """Add the parts of another report (no headings) behind one line, which a click opens (and a print)."""
         return self._with(Block("folded", summary, parts=parts.parts)) if parts.parts else self
 
     def result(
@@ -192,8 +202,8 @@ class Report:
     ) -> "Report":
         """Add a result: its head map where it has a row per head, `pictures` of it (caption -> figure), its tables, its words.
 
-        Of many tables and many sentences the first stand open (or the sentences `first`), the others are folded. Effects are
-        above 0 where they go with the whole effect.
+        The first pictures and the first table of a page stand open, the others are folded; of many sentences the first stand
+        open (or the sentences `first`). Effects are above 0 where they go with the whole effect.
         """
         shown = result.shown()
         page = self if heading is None else self.heading(heading)
@@ -203,18 +213,20 @@ class Report:
             drawn = replace(drawn, frame=turned(result, drawn.frame))
             page = page._with(HeadMap.of(drawn, below=below, **words))
         for caption, picture in (pictures or {}).items():
-            page = page.figure(picture, caption)
+            many = sum(part.kind in ("head_map", "picture") for part in page.parts) >= OPEN_PICTURES
+            drawing = self.blank().figure(picture, caption)
+            page = page.folded(_short(caption), drawing) if many else page._with(*drawing.parts)
         tables = [
             TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
             for each in shown.tables
         ]
+        for each in tables:
+            is_first = not any(isinstance(part, TextTable) for part in page.parts)
+            page = page._with(each) if is_first else page.folded(_short(each.caption), self.blank()._with(each))
         answers = {part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer"}
         said = [text for text in result.explain().splitlines() if text not in {self.answer, *answers}]
         kept = list(first) or (said[:FIRST_SENTENCES] if len(said) > OPEN_SENTENCES else said)
-        open_ = 1 if len(tables) > OPEN_TABLES else len(tables)
-        page = page._with(*tables[:open_]).sentence(*(text for text in said if text in kept))
-        for each in tables[open_:]:  # behind their captions up to the first stop
-            page = page._with(Block("folded", re.split(r"[.;:] ", each.caption.rstrip("."))[0], parts=(each,)))
+        page = page.sentence(*(text for text in said if text in kept))
         others = [text for text in said if text not in kept]
         return page.folded(f"Details ({count_of(len(others), 'sentence')})", self.blank().sentence(*others))
 
@@ -225,8 +237,8 @@ class Report:
 
     def page(self) -> str:
         """Return the whole page as HTML."""
-        library = ""
-        if any(part.kind == "interactive" for part in self.parts):
+        library, parts = "", [*self.parts, *chain(*(part.parts for part in self.parts if isinstance(part, Block)))]
+        if any(part.kind == "interactive" for part in parts):
             from .circuitsvis import shared_script
 
             library = shared_script()
@@ -248,6 +260,11 @@ class Report:
 
     def _with(self, *parts: Part) -> "Report":
         return replace(self, parts=self.parts + parts)
+
+
+def _short(caption: str) -> str:
+    """Return a caption up to its first stop."""
+    return re.split(r"[.;:] ", caption.rstrip("."))[0]
 
 
 def _arrows(text: str) -> Markup:

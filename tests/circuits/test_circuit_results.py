@@ -67,7 +67,7 @@ def test_other_cases_of_located_heads_by_hand() -> None:
     assert any(f"where it acts in {power:.0f} % of all problems" in each for each in found.details())
     assert "4 problems are too few to name any of 3 heads" in located(1.0, 4).caveats()[0]
     some = replace(found, settings=found.settings | {"screened": ["L0H1"], "n_candidates": 10})
-    assert any("of 7 heads that ranked below" in each for each in some.details())
+    assert any("7 heads that ranked lower" in each for each in some.details())
     one_way = {name: each * (name in ("knockout", "mediated_removed")) for name, each in found.values.items()}
     needed = replace(found, values=one_way)
     differs = replace(needed, settings=found.settings | {"outcome": "logit_diff"})
@@ -90,13 +90,22 @@ def test_other_headlines_of_located_heads(monkeypatch: pytest.MonkeyPatch) -> No
     assert told(contrast="total").headline() == told(n_fresh=8).headline() == found.headline()
     none, flat = told(0, n_fresh=8), told(0, 0, n_fresh=8)
     unused = ", and the 8 fresh problems were not used."
-    assert none.headline() == f"{whole}; none of 3 heads is shown to carry more than 5 % of it in most problems{unused}"
+    assert (
+        none.headline()
+        == f"{whole}; none of 3 heads is shown to carry more than 5 % of this effect in most problems{unused}"
+    )
     assert none.rest() == "Not named: 3 negligible, 0 undecided." and len(none.printed()) == 3 and not none.caveats()
     assert flat.headline().endswith(f"so no head is named{unused}") and flat.rest() == "" and flat.printed().empty
     assert len(flat.details()) == len(none.details()) - 1
-    assert "; 1 of 3 heads carries more than 5 % of it in most: L0H1 (reader); not yet" in told([1, 0, 0]).headline()
+    assert (
+        "; 1 of 3 heads carries more than 5 % of this effect in most problems: L0H1 (reader); not yet"
+        in told([1, 0, 0]).headline()
+    )
     both = replace(found, values={name: each[:, [0, 1, 0]] for name, each in found.values.items()})
-    assert "; 3 of 3 heads carry more than 5 % of it in most: L0H1, L0H0 (reader); L1H0 (mediator); " in both.headline()
+    assert (
+        "; 3 of 3 heads carry more than 5 % of this effect in most problems: L0H1, L0H0 (reader); L1H0 (mediator); "
+        in both.headline()
+    )
     for most, words in ((1, "1 undecided (L0H0)."), (0, "1 undecided.")):
         monkeypatch.setattr("mless_interp.circuits.located.NAMED_AT_MOST", most)
         assert found.rest() == f"Not named: 0 negligible, {words}"

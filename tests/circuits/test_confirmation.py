@@ -117,7 +117,7 @@ def test_too_few_problems_are_warned_about_before_anything_runs() -> None:
     planted, model = planted_here()
     needed = fewest_problems(4 * 16, alpha=0.04)
     fresh = pairs_of(planted, model, 7, skip=needed)
-    few = f"{needed - 1} problems are too few to name any of 16 heads .* {needed} problems are needed"
+    few = f"{needed - 1} problems are too few to name any of 16 heads .* at least {needed} are needed"
     few_fresh = "6 problems are too few to confirm a head"
     for count, confirm, words in ((needed - 1, fresh, few), (needed, fresh[:6], few_fresh)):
         with pytest.raises(AssertionError, match="a sweep began"), pytest.warns(UserWarning, match=words):

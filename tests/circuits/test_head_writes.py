@@ -117,7 +117,7 @@ def test_numbers_of_what_is_written_by_hand() -> None:
     many = replace(found, heads=tuple(mi.Head(0, at) for at in range(5)), tokens=found.tokens[:1] * 5,
                    values=np.repeat(found.values[:, :1], 5, 1))  # fmt: skip
     assert (
-        "; L0H2 promotes ' a', ' c' and attends to ' /' (inserted); 2 more heads (at most 0.5 logits; "
+        "; L0H2 promotes ' a', ' c' and attends to ' /' (inserted); 2 more heads (largest change 0.5 logits; "
         in many.headline()
     )
     bare = replace(found, values=np.full_like(found.values, np.nan))

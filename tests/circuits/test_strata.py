@@ -121,7 +121,7 @@ def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_
     found = mi.locate_heads(model, of_classes(64, 0), **options, confirm=of_classes(64, 1))
     served = {Head(0, at): (str(at),) for at in range(4)}
     assert found.specialists == served == found.confirmed_specialists
-    said = "is shown to carry more than 5 % of it in most problems; 4 only in strata of answer: L0H0 (0), L0H1 (1)"
+    said = "is shown to carry more than 5 % of this effect in most problems; 4 only in strata of answer: L0H0 (0), L0H1 (1)"
     assert said in found.headline()
     made = found.confirmation
     assert made is not None and made.confirmed.all() and made.kinds_again == made.kinds

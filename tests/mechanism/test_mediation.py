@@ -148,4 +148,4 @@ def test_changes_within_rounding_are_none_and_most_problems_decide() -> None:
     assert rows.loc["bias", "p_corrected"] == pytest.approx(3 * 2**-7), (
         "exact, two-sided, Holm over the three that move"
     )
-    assert found.headline().endswith("(medians over 8 problems); shown in most problems: bias, both.")
+    assert found.headline().endswith("(medians over 8 problems); most problems show: bias, both.")

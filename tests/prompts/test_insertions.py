@@ -253,7 +253,7 @@ def test_where_the_runs_of_a_contrast_begin_to_differ_by_hand() -> None:
         hand_pair(0).condition("apart")
     assert as_words(CONTRASTS).startswith("content (masked -> inserted); shift (base -> gap); total")
     assert as_words(CONDITIONS).startswith(
-        "base (C0): the prompt without insertion; inserted (C1): the prompt with it; "
+        "base (C0): the prompt without insertion; inserted (C1): the prompt with the insertion; "
     )
 
 

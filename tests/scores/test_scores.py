@@ -255,6 +255,8 @@ def test_untrained_twins_stand_beside_the_model() -> None:
     table = found.table().set_index("label")
     assert table.loc["L0H1", "span_mass_untrained"] == pytest.approx(table.loc["L0H1", "span_mass"] + 0.1)
     assert "untrained twins" in found.headline() and "untrained" not in plain.headline()
+    top = found.top("collapse_relative", 2)
+    assert top["label"].tolist() == ["L0H0", "L0H1"] and set(plain.summary()) <= set(top) and len(top.columns) == 12
 
 
 def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_without_it_too(tiny_model_dir: Any) -> None:
