@@ -84,9 +84,7 @@ class Kept:
         )
         return Report(title, question, found.headline()).sentence(*self.run.get("notes", ()))
 
-    def view(
-        self, page: Report, name: str = "attention", heading: str = "Attention of the heads that stand out"
-    ) -> Report:
+    def view(self, page: Report, name: str = "attention", heading: str = "Attention of the largest heads") -> Report:
         """Return the page with the attention that is shown under this name, if any is, folded."""
         if name not in self.shown:
             return page
@@ -97,9 +95,7 @@ class Kept:
 
 def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
     """Return the command that computes, keeps, tells and presents, explained by the docstring of `compute`.
-
-    A folder that may not be replaced is refused before anything begins. A run that is stopped says what it kept.
-    """
+    A folder that may not be replaced is refused before anything begins. A run that is stopped says what it kept."""
 
     def command(asked: line.Saving) -> None:
         claimed = folders.claimed(asked.out, overwrite=asked.overwrite, analysis=name, shard=asked.part)

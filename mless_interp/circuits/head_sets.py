@@ -480,9 +480,7 @@ def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, .
 @dataclass(frozen=True, eq=False, repr=False)
 class CircuitCurve(Result):
     """Outcomes of growing circuits, `values` `[problem, order, size]`, for the ranking, its reverse and random orders.
-
-    `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted).
-    """
+    `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted)."""
 
     problem_ids: tuple[str, ...]
     ranking: tuple[Head, ...]

@@ -185,8 +185,7 @@ def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> 
 def _looked_at(
     pairs: Sequence[PromptPair], scores: Sequence[np.ndarray], top: int
 ) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
-    """Find each head's keys of the largest and the smallest mean score, and each problem's scores `[problem, head, 2 top]`
-    (NaN where it has no such token); -1 where there are too few."""
+    """Find each head's keys of extreme mean score (-1: too few), and their scores `[problem, head, 2 top]` or NaN."""
     of_problem = [dict(zip(_places(pair), each.T, strict=True)) for pair, each in zip(pairs, scores, strict=True)]
     counts = Counter(key for known in of_problem for key in known)
     least = min(len(pairs), max(FEWEST_PROBLEMS, SHARE_THAT_HAS_IT * len(pairs)))

@@ -460,8 +460,7 @@ class LocatedHeads(Verdicts, Result):
         return _known(self.table().head(len(self.found) or 3 * self.established), names, verdict="kind")
 
     def shown(self) -> Shown:
-        how = "Tested heads: named ones first, then by the larger of the two sides. "
-        how += f"Counts of problems with {self._least} the effect."
+        how = f"Tested heads, named ones first, then by the larger side; counts of problems with {self._least} the effect."
         made, tables = self.confirmation, [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"

@@ -195,8 +195,7 @@ class PlantedWeights:
         return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), o.transpose(0, 1).reshape(self.d_model, -1)
 
     def _scores(self, head: Head, normal: _Normal) -> list[tuple[str, str, float]]:
-        """Return a head's scores of features of a key: (feature, the query's channel, score). From the constant channel
-        they are the same in every row; from another they count only where that channel is on."""
+        """Return a head's scores of features of a key: (feature, the query's channel, score); constant channel: all rows."""
         lift = 0.2 * float(normal(1, scale=1.0).clamp(-2, 2))
         sees = 2.0 + lift if self.roles.combine == "sum" else 3.5 + lift
         blind = ("unit", "constant", _BLIND)

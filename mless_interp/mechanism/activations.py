@@ -329,8 +329,7 @@ def _shifts(
     near: Callable[[Activations], tuple[float, float]],
     edges: Tensor,
 ) -> dict[str, np.ndarray]:
-    """Measure `before`, `after`, `difference` `[contrast, group, metric]`, histograms, numbers of tokens and thresholds of one
-    problem; `read` gives the activations of a condition."""
+    """Measure before, after, difference `[contrast, group, metric]`, histograms, tokens and thresholds of one problem."""
     masks = [torch.ones(len(kinds), dtype=torch.bool), *(torch.from_numpy(kinds == name) for name in CLASSES)]
     runs = {"base": read("base")}
     thresholds = near(runs["base"])

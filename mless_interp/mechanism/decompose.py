@@ -382,9 +382,7 @@ class AttentionDecomposition(Measured):
 
     def null_test(self, null: np.ndarray, contrast: str | None = None) -> Prevalence | None:
         """Test in how many problems lambda lies above one of `nulls`, and below it, `[sense, head]`; exact, Holm.
-
-        Heads that differ by rounding alone are left out (p = NaN). None with a single problem, or where no head differs.
-        """
+        Heads that differ by rounding alone are left out (p = NaN). None with a single problem, or where no head differs."""
         difference = self.by_group(of_heads(self.of("lam", contrast), self.heads) - null)
         differs = (np.abs(difference) > SAME).any(0)
         if len(difference) < 2 or not differs.any():

@@ -30,9 +30,7 @@ def visibility(inputs: Inputs, window: int | None = None) -> Tensor:
 
 def masked_scores(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
     """Return attention scores `[b, H, dest, src]` (-inf if not visible) of rotated q `[b, dest, H, d]`, k `[b, src, KV, d]`.
-
-    Grouped-query attention: query head h reads kv head h // (H / KV). `visible` is boolean `[b|1, H|1, dest, src]`.
-    """
+    Grouped-query attention: query head h reads kv head h // (H / KV). `visible` is boolean `[b|1, H|1, dest, src]`."""
     grouped = rearrange(q, "b dest (kv group) d -> b kv (group dest) d", kv=k.shape[2])
     scores = grouped @ rearrange(k, "b src kv d -> b kv d src")
     return finished_scores(

@@ -79,9 +79,7 @@ class Model(ABC):
     @abstractmethod
     def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
         """Run once, with what `taps` does at each hook name; logits at the positions `read` (None: none).
-
-        `masks` (one `[b, 1|H, T, T]` per layer) is given if the input says more than plain causal attention does.
-        """
+        `masks` (one `[b, 1|H, T, T]` per layer) is given if the input says more than plain causal attention does."""
 
     @abstractmethod
     def attention_rule(self, layer: int) -> AttentionRule:

@@ -136,9 +136,7 @@ class ModelChecks:
 @dataclass(frozen=True)
 class AttentionRule:
     """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale)).
-
-    `sinks` `[head]`: learned logits that join each head's softmax and are dropped (GPT-OSS), as one more key of value 0.
-    """
+    `sinks` `[head]`: learned logits that join each head's softmax and are dropped (GPT-OSS), as one more key of value 0."""
 
     scale: float
     softcap: float | None = None
@@ -172,9 +170,7 @@ class GatedMlp:
 @dataclass(frozen=True, eq=False)
 class AttentionOutput:
     """How a layer makes `hook_attn_out` of its head outputs: norm(sum over heads of z W_O + bias); most have no norm.
-
-    `weights` is W_O per query head, `[head, d_head, d_model]`, times what the layer multiplies it by (Granite).
-    """
+    `weights` is W_O per query head, `[head, d_head, d_model]`, times what the layer multiplies it by (Granite)."""
 
     weights: Tensor
     bias: Tensor | None = None

@@ -20,9 +20,7 @@ N_RESAMPLES = 2_000
 @dataclass(frozen=True, eq=False, repr=False)
 class Enrichment(Result):
     """Hold heads' ranks in their layers by |mean effect| (1: the largest; ties share the middle rank), against random heads.
-
-    `ranks` by label; `limits` by label: the rank's interval from a bootstrap over problems (none of a single problem).
-    """
+    `ranks` by label; `limits` by label: the rank's interval from a bootstrap over problems (none of a single problem)."""
 
     heads: tuple[Head, ...]
     mean_rank: float

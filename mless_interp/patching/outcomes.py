@@ -29,9 +29,7 @@ class Outcome:
 
     def asked(self, pair: PromptPair, info: ModelInfo) -> PromptPair:
         """Append what is read; what nothing is read behind is left out where it does not fit the context.
-
-        A class is no token, so none is appended. `ValueError` for an answer or a distractor that the model cannot give.
-        """
+        A class is no token, so none is appended. `ValueError` for an answer or a distractor that the model cannot give."""
         if info.n_classes is None:
             grown = pair.answered(self.appended, unfed=int(pair.given))
             over = len(grown.inserted) - info.context_length

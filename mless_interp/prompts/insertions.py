@@ -223,9 +223,7 @@ class Insertion:
 
     def span(self, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
         """Return the token ids that this insertion puts into this problem's prompt; its id is enough for most kinds.
-
-        `ValueError` if a text has the unknown token, encodes to nothing or does not divide `n_tokens`.
-        """
+        `ValueError` if a text has the unknown token, encodes to nothing or does not divide `n_tokens`."""
         return KINDS[self.kind].ids(self, tokenizer, problem)
 
     def other_repeats(self, tokenizer: Tokenizer, n: int = 20, *, seed: int = 0) -> tuple["Insertion", ...]:

@@ -428,9 +428,7 @@ def pairs_of_any(
 
 def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
     """Return the pair of a problem, and what may follow its prompts: answer and prefix, wrong answer, solution.
-
-    Behind a prefix (`\\boxed{`) an answer goes on with its text; without one it is encoded on its own, as the question is.
-    """
+    Behind a prefix (`\\boxed{`) an answer goes on with its text; without one it is encoded on its own, as the question is."""
     base = build_prompt(tokenizer, problem, template)
     if template.as_text:
         inserted = _as_text(tokenizer, problem, insertion, template)

@@ -153,9 +153,7 @@ def of_lines(path: Path, make: Callable[[dict[str, Any]], T]) -> Iterator[T]:
 
 def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Return the problems, none of them twice: the problem is the unit of replication, so each may count once only.
-
-    `ValueError` where an id is given twice, or the same is asked, with the same answer, under several ids.
-    """
+    `ValueError` where an id is given twice, or the same is asked, with the same answer, under several ids."""
     found = tuple(problems)
     ids: set[str] = set()
     seen: dict[tuple[str, str, str], str] = {}
@@ -177,9 +175,7 @@ def groups_of(problems: Iterable[Problem]) -> tuple[str, ...]:
 
 def whole_groups(problems: Iterable[Problem], *counts: int) -> tuple[Problem, ...]:
     """Return the problems in an order of which the first `counts[0]`, the next `counts[1]`, ... share no group.
-
-    Groups stand together, in order of first appearance. Where a count ends within a group, its other problems are left out.
-    """
+    Groups stand together, in order of first appearance. Where a count ends within a group, its other problems are left out."""
     found = tuple(problems)
     first: dict[str, int] = {}
     waiting = sorted(found, key=lambda each: first.setdefault(each.group or each.id, len(first)))

@@ -34,9 +34,7 @@ MAX_UNKNOWN = 0.05
 @dataclass(frozen=True)
 class Prompt:
     """Token ids and one segment name per token: bos, template, system, examples, inserted, question, answer.
-
-    `bos_added`: the first id is the tokenizer's BOS, put there by us.
-    """
+    `bos_added`: the first id is the tokenizer's BOS, put there by us."""
 
     ids: tuple[int, ...]
     segments: tuple[str, ...]

@@ -71,8 +71,7 @@ def problems_from_file(
 
 
 def _problem(tokenizer: Tokenizer, number: int, text: str, sizes: tuple[int, int, int]) -> Problem | None:
-    """Return the problem of a text, each part ending at the first word's end at which it has its size in tokens; None where the
-    text is too short."""
+    """Return the problem of a text, each part ending at the first word's end with its size in tokens; None: too short."""
     ends = [found.end() for found in re.finditer(r"\S+", text)]
     places = [0]
     for size in sizes:

@@ -224,9 +224,7 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str)
 
     cells = []
     for value, pair in zip(values, zip(*ends, strict=True) if ends else repeat(()), strict=False):
-        row = decimals
-        if large:
-            row = min(4, max(0, 3 - math.floor(math.log10(max(1.0, _largest([value, *pair]))))))
+        row = min(4, max(0, 3 - math.floor(math.log10(max(1.0, _largest([value, *pair])))))) if large else decimals
         limits = f"[{', '.join(number(end, row) for end in pair)}]" if pair and not any(map(pd.isna, pair)) else ""
         undefined = pd.isna(value)
         cells.append(Cell(limits=limits) if undefined else Cell(f"{number(value, row)}{unit}", _key(value), limits))
@@ -234,9 +232,8 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str)
 
 
 def _largest(values: Sequence[Any]) -> float:
-    return max(
-        (round(abs(float(value)), 9) for value in values if not pd.isna(value) and math.isfinite(value)), default=0.0
-    )
+    finite = [abs(float(value)) for value in values if not pd.isna(value) and math.isfinite(value)]
+    return round(max(finite, default=0.0), 9)
 
 
 def _count(value: Any, of: Any) -> Cell:

@@ -35,9 +35,7 @@ Tried = tuple[Any, Exception | None]
 @runtime_checkable
 class Engine(Protocol):
     """Computes the units that wait, and hands each one over as it ends, in any order.
-
-    An engine in other processes sends `compute` there (it can be pickled) and need not tick.
-    """
+    An engine in other processes sends `compute` there (it can be pickled) and need not tick."""
 
     def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Done: ...
 
@@ -58,9 +56,7 @@ here = _Here()
 @dataclass(frozen=True)
 class Processes:
     """Long analyses on `count` copies of this process (Linux, models on the CPU), each with one thread.
-
-    For a small model, whose passes gain nothing from more threads: its numbers are those of one process, bit for bit.
-    """
+    For a small model, whose passes gain nothing from more threads: its numbers are those of one process, bit for bit."""
 
     count: int
 

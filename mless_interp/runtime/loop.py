@@ -231,9 +231,7 @@ class Bar(tqdm):
 
 def progress_bar(total: int, label: str, *, enabled: bool = True) -> Bar:
     """Show `label 41 % 0:12 left` in one line, overwritten; a context whose `.update(n)` moves it. Silent unless `enabled`.
-
-    On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other.
-    """
+    On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other."""
     file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
     return Bar(
         total=total,

@@ -169,8 +169,7 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
 
 
 def _accepted(g: np.ndarray, t: np.ndarray, most: float | int) -> tuple[float, float]:
-    """Return the least and the largest share at which at most so many g - share x t have one sign: ratios g / t, since nothing
-    changes between two of them; one is always there where more than `most` of t have one sign."""
+    """Return the least and the largest share at which at most `most` of g - share x t have one sign: ratios g / t."""
     rest = g[t == 0]
     rising, falling = (np.sort(g[side] / t[side]) for side in (t > 0, t < 0))
     ratios = np.concatenate([rising, falling])

@@ -31,17 +31,14 @@ def bars_of_models(bars: pd.DataFrame, title: str) -> Picture:
 
 def _bars(names: pd.Series, treatments: pd.Series, percent: np.ndarray, n: pd.Series, title: str) -> Picture:
     """Draw bars of `percent` `[3, bar]` (`with_limits`), those of one treatment alike, and random sets grey.
-
-    Where all bars are above half, the axis begins below the lowest interval, and says where.
-    """
+    Where all bars are above half, the axis begins below the lowest interval, and says where."""
     least, most = float(np.nanmin([*percent.ravel(), 100.0])), float(np.nanmax([*percent.ravel(), 1.0]))
     start = max(0.0, 10 * (least // 10 - 1)) if np.nanmin([*percent[0], 100.0]) > 50 else 0.0
     end = min(100.0, most + 0.15 * (most - start))
     picture, axes = plots.panel(max(4.2, 1.1 * len(names) + 1.6), 3.8)
     for at, (kind, count) in enumerate(zip(pd.factorize(treatments)[0], n, strict=True)):
-        style: Style = {"color": LINES[kind % len(LINES)][0], "hatch": HATCHES[kind % len(HATCHES)]}
-        if str(treatments.iloc[at]).startswith("random set "):
-            style = {"color": plots.GREY}
+        own: Style = {"color": LINES[kind % len(LINES)][0], "hatch": HATCHES[kind % len(HATCHES)]}
+        style = {"color": plots.GREY} if str(treatments.iloc[at]).startswith("random set ") else own
         axes.bar(at, percent[0, at], 0.7, alpha=0.85, edgecolor="white", **style)
         if np.isfinite(percent[:, at]).all():
             axes.errorbar(at, percent[0, at], yerr=reach_of(percent[:, [at]]), color="black", capsize=4)

@@ -138,9 +138,7 @@ def readable(text: str) -> str:
 @dataclass(frozen=True)
 class View:
     """CircuitsVis elements with their numbers: shows in a notebook without the network, saves as one small HTML page.
-
-    `data` is what the page's script reads, `body` the fragment's fixed part, `seen` how it was shown or saved.
-    """
+    `data` is what the page's script reads, `body` the fragment's fixed part, `seen` how it was shown or saved."""
 
     title: str
     body: str

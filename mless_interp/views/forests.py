@@ -95,9 +95,7 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 12) -> P
 
 def mediation(found: Mediation) -> Picture:
     """Draw what scale alone, bias alone and both do to each reading, their interaction, and the whole effect.
-
-    Medians over problems with 95 % intervals; filled: corrected p < 0.05, a sign test, Holm over the effects on a reading.
-    """
+    Medians over problems with 95 % intervals; filled: corrected p < 0.05, a sign test, Holm over the effects on a reading."""
     s, readings = found.settings, list(found.table().groupby("reading", sort=False))
     names = {"outcome": f"{s.get('outcome', 'outcome')} ({found.unit})"}
     picture, places = _panels([names.get(str(name), str(name).replace("_", " ")) for name, _ in readings])

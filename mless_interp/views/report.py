@@ -71,8 +71,7 @@ class HeadMap:
         # shares of a few percent stay pale: a map of nothing must not look like a finding
         least = SMALLEST_SHARE if column.role == "share" else 0.0
         sizes = np.append(np.abs(numbers[np.isfinite(numbers)]), least)
-        limit = float(sizes.max()) or 1.0
-        most = max(least, float(np.quantile(sizes, 0.98)))
+        limit, most = float(sizes.max()) or 1.0, max(least, float(np.quantile(sizes, 0.98)))
         clipped = drawn.marked is None and limit > 2 * most > 0  # a few heads, not named, must not pale all others
         limit = most if clipped else limit
         marked = [False] * len(frame) if drawn.marked is None else list(drawn.marked)
@@ -82,9 +81,8 @@ class HeadMap:
             for row, (layer, head, x, mark) in enumerate(places)
         )
         signed, undefined = bool((numbers < 0).any()), bool(np.isnan(numbers).any())
-        return cls(
-            column, f"{limit:.3g}", signed, undefined, squares, drawn.means if any(marked) else "", below, clipped
-        )
+        means = drawn.means if any(marked) else ""
+        return cls(column, f"{limit:.3g}", signed, undefined, squares, means, below, clipped)
 
 
 @savable

@@ -121,7 +121,7 @@ def test_numbers_of_what_is_written_by_hand() -> None:
         in many.headline()
     )
     bare = replace(found, values=np.full_like(found.values, np.nan))
-    assert "L1H0 promotes nothing and attends to nothing (a description" in bare.headline()
+    assert "L1H0 promotes nothing and attends to nothing (descriptive" in bare.headline()
     lacks = replace(found, values=np.where(np.arange(6)[:, None, None, None] < 1, np.nan, found.values))
     assert set(lacks.table()["n"]) == {5} == set(lacks.table()["k"])
     some = replace(found, values=np.where(np.arange(6)[:, None, None, None] < 2, -found.values, found.values))
