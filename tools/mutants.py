@@ -37,11 +37,11 @@ LIVES = (0, 5, 33)
 NO_REASON = "**none yet**"
 LAWS = "tests/runtime/test_every_result.py"
 """What holds of every result: of rooms that make some."""
-TOLD = "test_it_tells_what_it_told"
 KEPT = "tests/test_analyses.py::test_it_gives_the_numbers_that_it_gave"
 """Numbers of every analysis as they were."""
-TOLD = (f"{LAWS}::test_it_tells_what_it_told", f"{LAWS}::test_a_problem_given_thrice_as_a_group_counts_once")
-"""Those of LAWS that notice most."""
+TOLD = f"{LAWS}::test_it_tells_what_it_told"
+"""Everything that small results print, explain, tabulate and show."""
+GROUPS = f"{LAWS}::test_a_problem_given_thrice_as_a_group_counts_once"
 
 
 def only(test: str, names: str) -> tuple[str, ...]:
@@ -63,169 +63,126 @@ class Room:
 
 PLACES = r"device|\.to\(|\.cpu\(|is_meta"
 """Lines on where something lies: of the room `devices`, whose tests have several."""
-WORDS = (
-    "what_fits_goes_through_and_what_can_be_gone_through_once_becomes_a_tuple",
-    "a_checked_function_is_still_itself",
-    "what_does_not_fit_is_said_in_words",
-    "names_counts_and_lists_by_hand",
-)
-_OF_ENGINES = (
-    "test_a_batched_knockout_is_that_of_whole_passes[bridge eager-llama]",
-    "test_a_batched_knockout_is_that_of_whole_passes[nnsight sdpa-gemma3]",
-    "test_a_batched_knockout_is_that_of_whole_passes[hooked_transformer-qwen2]",
-    "test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step[bridge eager-qwen2-False]",
-    "test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step[hooked_transformer-gemma3-True]",
-    "test_a_shared_beginning_is_computed_once_and_changes_nothing[bridge eager-knockout1]",
-    "test_rows_of_padding_stay_finite_in_every_dtype[bridge-eager-float64]",
-    "test_no_hook_stays_behind_an_error[bridge]",
-)
+
+
+def files(folder: str, names: str) -> tuple[str, ...]:
+    """Return test files of a folder by the names behind `test_`."""
+    return tuple(f"tests/{folder}/test_{name}.py" for name in names.split())
+
+
+def modules(room: str, names: str) -> tuple[str, ...]:
+    """Return files of a room by their names."""
+    return tuple(f"mless_interp/{room}/{name}.py" for name in names.split())
+
 
 ROOMS = {
-    "core": Room(
-        ("mless_interp/core/*.py",),
-        ("tests/test_heads.py", *(f"tests/test_arguments.py::test_{name}" for name in WORDS)),
-    ),
+    "core": Room(("mless_interp/core/*.py",), ("tests/test_heads.py", "tests/test_arguments.py")),
     "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py")),
     "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py")),
     "scores": Room(
         ("mless_interp/scores/*.py",),
         (
-            *(f"{KEPT}[{analysis}]" for analysis in ("scores", "segments", "profile")),
-            *(f"{LAWS}::{TOLD}[{kind}]" for kind in ("HeadScores", "AttentionProfile", "SegmentAttention")),
             "tests/scores",
-        ),
-    ),
-    "views": Room(
-        ("mless_interp/views/*.py",),
-        (  # without those that need a browser
-            "tests/views/test_views.py",
-            "tests/views/test_circuitsvis.py::test_what_is_read_is_the_pattern_with_its_texts_and_places",
-            "tests/views/test_circuitsvis.py::test_of_many_heads_of_a_long_prompt_the_first_are_drawn_and_the_page_says_so",
-            "tests/views/test_hostile_names.py::test_what_can_be_drawn_stays_as_it_is",
+            *only(TOLD, "HeadScores AttentionProfile SegmentAttention"),
+            *only(KEPT, "scores segments profile"),
         ),
     ),
     "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts",)),
     "models": Room(
-        tuple(f"mless_interp/models/{name}.py" for name in ("base", "info", "replay", "sites", "traced_ops")),
-        tuple(f"tests/models/test_{name}.py" for name in ("by_hand", "decoders", "contract")),
+        modules("models", "base info replay sites traced_ops"),
+        files("models", "small_parts decoders contract"),
         speaks_of=rf"^(?!.*({PLACES}))",
     ),
-    "memory": Room(
-        ("mless_interp/models/memory.py",), ("tests/models/test_small_parts.py", "tests/models/test_state.py")
+    "backends": Room(
+        modules("models", "arithmetic decoder nnsight transformer_lens"),
+        files("models", "decoders contract models"),
     ),
     "loading": Room(
-        tuple(f"mless_interp/models/{name}.py" for name in ("checks", "hugging_face", "load", "weights")),
-        tuple(f"tests/models/test_{name}.py" for name in ("by_hand", "decoders", "checks", "models", "weights")),
-    ),
-    "backends": Room(
-        tuple(f"mless_interp/models/{name}.py" for name in ("arithmetic", "decoder", "nnsight", "transformer_lens")),
-        tuple(f"tests/models/test_{name}.py" for name in ("decoders", "contract", "models")),
+        modules("models", "checks hugging_face load memory weights"),
+        files("models", "small_parts decoders checks models state weights"),
     ),
     "patching": Room(
         ("mless_interp/patching/*.py",),
-        (
-            *TOLD,
-            *(f"{KEPT}[{name}]" for name in ("patches", "attribution", "doses", "joint", "reads", "transplant")),
-            *(f"tests/patching/test_{name}.py" for name in ("sweeps", "patching", "prepared", "joint", "reads")),
-            *(
-                f"tests/patching/test_{name}.py"
-                for name in ("refused", "dose", "attribution", "interventions", "transplant")
+        (  # without sweeps of spans anywhere, which take minutes
+            *files(
+                "patching", "sweeps patching prepared joint reads refused dose attribution interventions transplant"
             ),
-        ),  # without sweeps of spans anywhere, which take minutes
+            *(TOLD, GROUPS),
+            *only(KEPT, "patches attribution doses joint reads transplant"),
+        ),
     ),
     "locating": Room(
-        tuple(f"mless_interp/circuits/{name}.py" for name in ("judge", "locate", "located")),
+        modules("circuits", "judge locate located"),
         (
-            *(f"tests/circuits/test_{name}.py" for name in ("judge", "locate", "confirmation", "control", "strata")),
-            "tests/circuits/test_circuit_results.py",
-            *only(TOLD[0], "LocatedHeads Confirmation"),
+            *files("circuits", "judge locate confirmation control strata circuit_results"),
+            *only(TOLD, "LocatedHeads Confirmation"),
             *only(KEPT, "located"),
         ),
     ),
     "edges": Room(
-        tuple(f"mless_interp/circuits/{name}.py" for name in ("cells", "circuit", "paths", "site_patches")),
+        modules("circuits", "cells circuit paths site_patches"),
         (
-            *(f"tests/circuits/test_{name}.py" for name in ("paths", "sites", "importances", "circuit_results")),
+            *files("circuits", "paths sites importances circuit_results"),
             "tests/app/test_circuit.py",
-            *only(TOLD[0], "PathEffects DirectEffects SitePatches PositionMap Circuit"),
+            *only(TOLD, "PathEffects DirectEffects SitePatches PositionMap Circuit"),
             *only(KEPT, "direct paths sites positions"),
         ),
     ),
     "sets": Room(
-        tuple(f"mless_interp/circuits/{name}.py" for name in ("head_sets", "head_writes", "transfer")),
+        modules("circuits", "head_sets head_writes transfer"),
         (
-            *(f"tests/circuits/test_{name}.py" for name in ("minimal_sets", "curves", "head_writes", "transfer")),
-            *only(TOLD[0], "MinimalSets CircuitCurve HeadWrites Transfer"),
+            *files("circuits", "minimal_sets curves head_writes transfer"),
+            *only(TOLD, "MinimalSets CircuitCurve HeadWrites Transfer"),
             *only(KEPT, "transfer writes"),
         ),
     ),
     "mechanism": Room(
         ("mless_interp/mechanism/*.py",),
-        (
-            *TOLD,
-            *(f"{KEPT}[{name}]" for name in ("shift", "decomposition", "mediation", "span")),
-            *(f"tests/mechanism/test_{name}.py" for name in ("activation_shift", "arm", "decompose")),
-            *(f"tests/mechanism/test_{name}.py" for name in ("mediation", "span_reading")),
-        ),  # without the MLPs of many architectures, which take minutes
+        (  # without the MLPs of many architectures, which take minutes
+            *files("mechanism", "activation_shift arm decompose mediation span_reading"),
+            *(TOLD, GROUPS),
+            *only(KEPT, "shift decomposition mediation span"),
+        ),
     ),
     "ground_truth": Room(
-        ("mless_interp/ground_truth/*.py",), ("tests/ground_truth", *only(TOLD[0], "Certificate HookComparison"))
+        ("mless_interp/ground_truth/*.py",), ("tests/ground_truth", *only(TOLD, "Certificate HookComparison"))
     ),
     "grading": Room(
-        tuple(f"mless_interp/answers/{name}.py" for name in ("compare", "equivalence", "graders", "latex")),
-        ("tests/answers/test_graders.py", "tests/answers/test_spelling.py"),
+        modules("answers", "compare equivalence graders latex"),
+        files("answers", "graders spelling"),
     ),
-    "answers": Room(  # the rest of it, but what runs in vLLM's environment; of tests of whole models one of a kind
-        tuple(
-            f"mless_interp/answers/{name}.py"
-            for name in ("decoding", "engines", "evaluate", "results", "treatments", "vllm")
-        ),
+    "answers": Room(  # the rest of it, but what runs in vLLM's environment and whole models
+        modules("answers", "decoding evaluate results treatments"),
         (
-            *(f"tests/answers/test_{name}.py" for name in ("decoding", "evaluate", "results")),
-            *(f"tests/answers/test_generation.py::{name}" for name in _OF_ENGINES),
-            *(
-                f"{LAWS}::test_it_tells_what_it_told[{name}]"
-                for name in ("AccuracyResults", "Comparison", "Comparisons")
-            ),
+            *files("answers", "decoding evaluate results"),
+            *only(TOLD, "AccuracyResults Comparison Comparisons"),
         ),
     ),
-    "paper": Room(
-        ("mless_interp/paper/*.py",),
-        ("tests/paper", *(f"{LAWS}::test_it_tells_what_it_told[{name}]" for name in ("ClaimChecks", "Enrichment"))),
-    ),
+    "paper": Room(("mless_interp/paper/*.py",), ("tests/paper", *only(TOLD, "ClaimChecks Enrichment"))),
+    "views": Room(("mless_interp/views/*.py",), ("tests/views/test_views.py",)),  # without those that need a browser
     "damaged files": Room(
-        tuple(f"mless_interp/runtime/{name}.py" for name in ("checkpoint", "folders", "store")),
+        modules("runtime", "checkpoint folders store"),
         (
-            "tests/runtime/test_checkpoint.py",
-            "tests/runtime/test_folders.py",
-            "tests/runtime/test_store.py",
+            *files("runtime", "checkpoint folders store"),
             "tests/fuzz/test_damaged_files.py::test_saved_results_are_right_or_refused",
             "tests/fuzz/test_damaged_files.py::test_a_damaged_checkpoint_never_changes_a_number",
         ),
     ),
-    "runtime": Room(("mless_interp/runtime/*.py",), ("tests/runtime",)),
-    "app": Room(("mless_interp/app/*.py",), ("tests/app", LAWS)),
+    "runtime": Room(modules("runtime", "columns engines loop results text_safety"), ("tests/runtime",)),
     "precision": Room(
         (
-            "mless_interp/models/traced_ops.py",
-            "mless_interp/patching/outcomes.py",
-            "mless_interp/patching/sweep.py",
+            *modules("models", "traced_ops"),
+            *modules("patching", "outcomes sweep"),
             "mless_interp/models/checks.py::_resolution",
             "mless_interp/models/checks.py::_log_probability",
         ),
-        (
-            *(f"tests/models/test_{name}.py" for name in ("by_hand", "parts", "as_they_come")),
-            "tests/patching/test_sweeps.py",
-        ),
+        (*files("models", "small_parts parts as_they_come"), "tests/patching/test_sweeps.py"),
     ),
     "devices": Room(
         (
-            "mless_interp/models/base.py",
-            "mless_interp/models/weights.py",
-            "mless_interp/models/nnsight.py",
-            "mless_interp/models/replay.py",
-            "mless_interp/patching/sweep.py",
-            "mless_interp/scores/streaming.py",
+            *modules("models", "base weights nnsight replay"),
+            *modules("patching", "sweep"),
+            *modules("scores", "streaming"),
         ),
         ("tests/models/test_devices.py", "tests/scores/test_streaming.py"),
         speaks_of=PLACES,
