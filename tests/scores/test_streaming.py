@@ -69,21 +69,6 @@ def test_every_kind_of_block_is_a_part_of_the_whole(sinks: bool) -> None:
         assert [block.n_src for block in blocks] == [*range(rows, N_TOKENS, rows), N_TOKENS], f"{name}: no unseen key"
 
 
-def test_some_rows_of_a_block_are_those_rows_with_all_that_belongs_to_them() -> None:
-    q, k = queries_and_keys()
-    block = list(recomputed_blocks(q, k, VISIBLE, rule_with(True)))[1]  # rows 3 to 5
-    for wanted, rows in ((range(11), [0, 1, 2]), ((4, 5, 9), [1, 2]), ((3, 5), [0, 2]), ((1, 9), [])):
-        part = block.only(torch.isin(torch.arange(N_TOKENS), torch.tensor(wanted)))
-        assert (
-            (part is block) == (len(rows) == 3)
-            and part.n_extra == 1
-            and part.positions.tolist() == [3 + at for at in rows]
-        )
-        assert part.pattern.equal(block.pattern[:, rows]) and part.visible.equal(block.visible[:, rows])
-        assert block.scores is not None and part.scores is not None and part.scores.equal(block.scores[:, rows])
-        assert not rows or part.first == 3 + rows[0]
-
-
 def test_numbers_of_every_device_and_kind_come_home() -> None:
     made = {
         layer: Reduced({(kind, "x"): torch.arange(n).reshape(2, -1).to(dtype) + layer for kind, n, dtype in KINDS})

@@ -78,13 +78,6 @@ def test_infinite_values_rank_as_the_most_extreme_of_a_median():
     assert (found.estimate, found.low, found.high) == (4, 1, np.inf)
 
 
-def test_a_mean_is_resampled_ten_thousand_times_unless_told_otherwise():
-    values = normal(40)
-    for interval in (st.mean_interval, st.bootstrap_interval):
-        usual, told, other = (interval(values, **n) for n in ({}, {"n_resamples": 10_000}, {"n_resamples": 9_999}))
-        assert (usual.low, usual.high) == (told.low, told.high) != (other.low, other.high)
-
-
 @pytest.mark.filterwarnings("error")
 def test_shares_of_no_problems_are_undefined_without_a_warning():
     found = st.wilson(np.array([0, 1]), np.array([0, 2]))
@@ -132,7 +125,9 @@ def test_a_seed_draws_what_it_always_drew() -> None:
 def test_the_smallest_inputs_are_allowed() -> None:
     assert st.prevalence_test(np.array([2.0]), 0.0).p.tolist() == [0.5, 1.0]
     assert st.within_test(np.array([0.5]), 1.0)[0] == 0.5
-    assert st.median_interval(np.array([2.0])).estimate == 2.0
+    alone = st.median_interval(np.array([2.0]))
+    assert (alone.estimate, str(alone.flag)) == (2.0, "too few problems for a median's interval")
+    assert st.sign_test(np.array([1.0] * 6 + [1e-6] * 2), rounding=1e-3) == pytest.approx(2 * stats.binom.sf(5, 8, 0.5))
     assert st.sign_test(np.array([2.0])) == 1.0 and np.isnan(st.sign_test(np.array([np.nan])))
     assert st.concentration(np.array([3.0])).problems == (0,)
     for pair, flag, width in (([3.0, 3.0], "all values equal", 0.0), ([3.0, 4.0], "few problems", 12.7062047)):
@@ -169,28 +164,12 @@ def test_all_problems_may_change_and_the_exact_test_decides_at_its_border() -> N
         (lambda: st.mean_interval(np.array([1.0, np.inf])), "values holds 1 infinite values"),
         (lambda: st.fewest_problems(0), "n_tests must be 1 or more, got 0"),
         (lambda: st.detectable_prevalence(64, 5, power=0.0), "power must lie between 0 and 1"),
-        (lambda: st.detectable_prevalence(64, 5, alpha=0.0), "alpha must lie between 0 and 1"),
-        (lambda: st.detectable_prevalence(64, 0), "n_tests must be 1"),
         (lambda: st.share_of_total(np.array([]), np.array([])), "part needs at least 1 problem on"),
-        (lambda: st.share_of_total(np.ones(1), np.array([])), "total needs at least 1 problem on"),
-        (lambda: st.prevalence_test(np.array([]), 0.0), "effects needs at least 1 problem on"),
-        (lambda: st.within_test(np.array([]), 0.0), "effects needs at least 1 problem on"),
-        (lambda: st.median_interval(np.array([])), "values needs at least 1 problem on"),
-        (lambda: st.sign_test(np.array([])), "values needs at least 1 problem on"),
-        (lambda: st.concentration(np.array([])), "values needs at least 1 problem on"),
-        (lambda: st.sign_test(np.array([np.inf])), "values holds 1 infinite"),
-        (lambda: st.median_interval(VALUES, confidence=1.5), "^confidence must"),
-        (lambda: st.share_of_total(VALUES, VALUES[:, 0], confidence=1.5), "^confidence must"),
-        (lambda: st.exact_limits(np.array(1), np.array(2), confidence=1.5), "^confidence must"),
-        (lambda: st.wilson(1, 2, confidence=1.5), "^confidence must"),
-        (lambda: st.paired_difference(1, 1, 2, confidence=1.5), "^confidence must"),
         (lambda: st.paired_difference(-1, 1, 2), "-1 \\+ 1 problems changed, but there are 2"),
-        (lambda: st.paired_difference(0, 0, 0), "0 \\+ 0 problems changed, but there are 0"),
         (lambda: st.pass_at_k(1, 2, k=0), "^k must be 1 or more"),
         (lambda: st.wilson(6, 5), "successes must not exceed n"),
         (lambda: st.paired_difference(3, 2, 4), "3 \\+ 2 problems changed, but there are 4 in all"),
         (lambda: st.pass_at_k(1, 2, k=3), "pass@3 needs at least 3 samples of every problem, got 2"),
-        (lambda: st.derive_generator(1.5), "seed must be a whole number, got 1.5"),
     ],
 )
 @pytest.mark.usefixtures("untyped")
@@ -234,14 +213,6 @@ def test_shares_by_hand() -> None:
     assert str(unknown.flag) == "the total effect is not established"
 
 
-def test_the_median_s_interval_is_made_of_the_values_and_knows_when_there_are_too_few() -> None:
-    values = np.array([[5.0, 1.0], [1.0, np.nan], [2.0, 2.0], [9.0, 3.0], [4.0, np.nan], [3.0, 4.0]])
-    made = st.median_interval(values)
-    assert made.estimate.tolist() == [3.5, 2.5] and made.n.tolist() == [6, 4]
-    assert (made.low[0], made.high[0]) == (1.0, 9.0)
-    assert np.isnan(made.low[1]) and made.flag.tolist() == ["", "too few problems for a median's interval"]
-
-
 def test_a_group_counts_once_with_the_median_of_its_members() -> None:
     values = np.array([[1.0, np.nan], [4.0, np.nan], [3.0, 7.0], [2.0, np.nan], [9.0, -1.0]])
     found = st.by_group(values, ("a", "b", "a", "b", "c"))
@@ -249,13 +220,6 @@ def test_a_group_counts_once_with_the_median_of_its_members() -> None:
     assert st.by_group(values, ()) is values and st.by_group(values, tuple("vwxyz")) is values
     with pytest.raises(ValueError, match="one group per problem: got 2 for 5 problems"):
         st.by_group(values, ("a", "b"))
-
-
-def test_the_sign_test_keeps_problems_without_an_effect() -> None:
-    assert float(st.sign_test(np.array([1.0] * 6))) == pytest.approx(2 / 64)
-    assert float(st.sign_test(np.array([1.0] * 6 + [0.0] * 6))) == 1.0
-    rounded = st.sign_test(np.array([1.0] * 6 + [1e-6] * 2), rounding=1e-3)
-    assert float(rounded) == pytest.approx(2 * stats.binom.sf(5, 8, 0.5))
 
 
 def test_concentration_names_who_carries_the_mean() -> None:

@@ -4,7 +4,6 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ window.drawn = () => [...document.querySelectorAll(".mless-chart > div:not([hidd
   return { attention: attention.map((row) => Array.from(row, (x) => (x === undefined ? null : x))), ...rest };
 }); true
 """
-BAD = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
 EXACT = 1e-4
 """Numbers travel with four decimals."""
 
@@ -39,12 +37,10 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield running
 
 
-def opened(chrome: Browser, path: Path, n_views: int = 1) -> Page:
-    """The page with all of its views drawn, nothing complained about and nothing asked for but the page itself."""
+def opened(chrome: Browser, path: Path) -> Page:
+    """The page with its view drawn, nothing complained about and nothing asked for but the page itself."""
     page = chrome.open(path)
-    page.until(
-        f"document.querySelectorAll('[data-drawn=yes]').length + document.querySelectorAll('.mless-failed').length >= {n_views}"
-    )
+    page.until("document.querySelector('[data-drawn=yes], .mless-failed') !== null")
     assert page.run("[...document.querySelectorAll('.mless-failed')].map((p) => p.textContent)") == []
     page.until("[...document.querySelectorAll('.mless-chart')].every((place) => place.querySelector('canvas'))")
     page.run("new Promise((done) => setTimeout(() => requestAnimationFrame(done), 200))")
@@ -94,23 +90,6 @@ def test_what_is_drawn_is_the_pattern_without_with_and_their_difference(
         assert [x is not None for x in band[1:]] == marked[1:], "above the diagonal only the span's columns are painted"
 
 
-def test_two_views_share_one_script_and_hostile_texts_stay_texts(
-    tiny_model_dir: Any, chrome: Browser, tmp_path: Path
-) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pair = pairs_for(model, count=1)[0]
-    hostile = mi.make_pairs(model, [replace(pair.problem, id=BAD, question=f"{BAD} 3 &lt; ?")], pair.insertion)[0]
-    heads = [mi.Head(0, 0), mi.Head(1, 1)]
-    views = [mi.views.attention(model, hostile, heads), mi.views.attention(model, pair, heads)]
-    path = tmp_path / "page.html"
-    fragments = "".join(view.fragment() for view in (*views, views[0]))  # one of them twice, as in a notebook
-    path.write_text(f"<!doctype html><meta charset='utf-8'><title>whole</title>{fragments}{circuits.shared_script()}")
-    page = opened(chrome, path, n_views=3)
-    assert page.run("document.title") == "whole"
-    assert page.run("document.images.length") == 0
-    assert page.run("document.body.innerText").count(BAD[:30]) >= 2, "in the titles"
-
-
 def test_of_many_heads_of_a_long_prompt_the_first_are_drawn_and_the_page_says_so(
     tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,11 +120,7 @@ def test_what_is_read_is_the_pattern_with_its_texts_and_places(tiny_model_dir: A
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pair, heads = pairs_for(model, count=1)[0], ("L1H2", "L0H3", "L1H0")
     read = circuits.read_attention(model, pair, heads)
-    assert (read.problem_id, read.insertion, read.n_inserted) == (
-        pair.id,
-        pair.insertion.label,
-        len(pair.inserted) - len(pair.base),
-    )
+    assert (read.problem_id, read.insertion, read.n_inserted) == (pair.id, pair.insertion.label, pair.n_inserted)
     assert (tuple(map(str, read.heads)), [panel.condition for panel in read.panels]) == (heads, ["base", "inserted"])
     names = ["blocks.0.attn.hook_pattern", "blocks.1.attn.hook_pattern"]
     for panel, prompt in zip(read.panels, (pair.base, pair.inserted), strict=True):
@@ -155,16 +130,11 @@ def test_what_is_read_is_the_pattern_with_its_texts_and_places(tiny_model_dir: A
         assert panel.texts == tuple(circuits.readable(model.text_of([i])) for i in prompt.ids)
     before, after = read.panels
     assert before.base.tolist() == list(range(len(pair.base))) and not before.inserted.any()
-    assert after.base[list(pair.alignment)].tolist() == before.base.tolist() and (after.base >= 0).sum() == len(
-        pair.base
-    )
+    assert after.base[list(pair.alignment)].tolist() == before.base.tolist()
     assert after.inserted.tolist() == pair.span_mask.tolist() and circuits.readable("a\r\n\t") == "a␍↵⇥"
     shown = ShownPrompt.of(model, pair)
-    start, stop = pair.span
-    cut = [
-        model.text_of(list(part))
-        for part in (pair.inserted.ids[:start], pair.inserted.ids[start:stop], pair.inserted.ids[stop:])
-    ]
+    (start, stop), ids = pair.span, list(pair.inserted.ids)
+    cut = [model.text_of(part) for part in (ids[:start], ids[start:stop], ids[stop:])]
     assert [shown.before, shown.inserted, shown.after] == cut
     words = f"Problem {pair.id} as asked, {pair.n_inserted} inserted tokens"
     assert shown.caption == f"{words} marked ({pair.insertion.label})."

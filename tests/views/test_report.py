@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 from browser import Browser, Page, browser
 from models_under_test import loaded, pairs_for
-from small_results import confirmed, located, patched
+from small_results import located, patched
 
 import mless_interp as mi
-from mless_interp.runtime.columns import TextTable
 from mless_interp.runtime.results import ShownMap
 from mless_interp.runtime.store import provenance
 from mless_interp.views.report import HeadMap, ShownPrompt
@@ -22,45 +21,6 @@ from mless_interp.views.report import HeadMap, ShownPrompt
 NAN, INF = float("nan"), float("inf")
 BAD = '</script><script>window.hacked=1</script><img src="x:y" onerror="window.hacked=2">"\'&{{ 7*7 }}'
 """A text that would become code anywhere on a page that forgets to escape it."""
-
-
-def texts(table: TextTable, column: int) -> list[str]:
-    return [row[column].text for row in table.rows]
-
-
-def keys(table: TextTable, column: int) -> list[str]:
-    return [row[column].key for row in table.rows]
-
-
-def labels(table: TextTable) -> list[str]:
-    return [column.heading for column in table.columns]
-
-
-def test_numbers_of_a_column_by_hand() -> None:
-    """One number of decimals, signs where one is negative, four digits of large ones; undefined is no number."""
-    table = TextTable.of(pd.DataFrame({"a": [0.5, -0.25, 0.0], "b": [12.3456, 1.0, 1e-05], "c": [1, 20, 3]}), "")
-    assert texts(table, 0) == ["+0.5000", "-0.2500", "0.0000"]
-    assert texts(table, 1) == ["12.3456", "1.0000", "1e-05"], "what would round to nothing is shown in full"
-    assert texts(table, 2) == ["1", "20", "3"]
-    assert keys(table, 1) == ["12.3456", "1", "1e-05"], "sorting uses the numbers, not what is shown"
-    assert texts(TextTable.of(pd.DataFrame({"x": [123.456, 1.0]}), ""), 0) == ["123.5", "1.000"]
-    frame = pd.DataFrame({"x": [NAN, INF, -INF, 2.0], "yes": pd.array([None, True, False, True], dtype="boolean")})
-    table = TextTable.of(frame, "")
-    assert texts(table, 0) == ["–", "∞", "-∞", "+2.0000"] and keys(table, 0) == ["", "Infinity", "-Infinity", "2"]
-    assert texts(table, 1) == ["–", "yes", "no", "yes"] and keys(table, 1)[0] == ""
-    with pytest.raises(ValueError, match="no column 'effects' to show; there are x, yes"):
-        TextTable.of(frame, "", columns=["effects"])
-
-
-def test_an_interval_stands_in_its_estimates_cell_under_a_heading_that_names_both() -> None:
-    frame = pd.DataFrame({"x_ci_low": [-0.5, NAN], "x": [0.1, 0.2], "x_ci_high": [0.7, NAN], "z": 4, "y_ci_low": 3.0})
-    table = TextTable.of(frame, "")
-    assert labels(table) == ["x [95 %]", "z", "y ci low"], "a lower end alone is a column like any other"
-    assert [str(row[0]) for row in table.rows] == ["+0.1000 [-0.5000, +0.7000]", "+0.2000"]
-    assert keys(table, 0) == ["0.1", "0.2"], "sorted by the estimate"
-    assert texts(table, 1) == ["4", "4"] and texts(table, 2) == ["3.0000", "3.0000"]
-    chosen = TextTable.of(frame, "", columns={"z": "range", "x": "my x"})
-    assert labels(chosen) == ["range", "my x [95 %]"]
 
 
 def heads_table() -> pd.DataFrame:
@@ -84,15 +44,6 @@ def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome:
     assert opened.run(seen) > 6
     assert opened.run("[...document.querySelectorAll('thead th')].every((th) => th.title)")
     assert "outlined: named" in opened.run("document.querySelector('.legend').textContent")
-
-
-def test_a_folded_table_sorts_too(chrome: Browser, tmp_path: Path) -> None:
-    made = replace(located(), confirmation=confirmed())
-    page = mi.Report("T", question="Q?").result(made)
-    shown = chrome.open(page.save(tmp_path / "page.html"))
-    shown.run("document.querySelector('main > details').open = true")
-    shown.run("document.querySelector('main > details thead button').click()")
-    assert shown.run("document.querySelector('main > details th').getAttribute('aria-sort')") == "ascending"
 
 
 @pytest.fixture(scope="module")
