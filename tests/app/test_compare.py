@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.app.patch_heads import answers_come_back
-from mless_interp.app.reproduce_figures import _bars
 from mless_interp.runtime import folders
 
 
@@ -21,7 +20,6 @@ def test_runs_that_cannot_be_compared_are_told_apart() -> None:
     for runs, words in (
         ({"a": located(), "b": answered()}, "they differ in analysis: a has LocatedHeads, b has AccuracyResults"),
         ({"a": doses(), "b": doses()}, "a: only runs of locate and of accuracy can be compared"),
-        ({"a": located()}, "give two or more runs"),
         ({"a": patched(), "b": patched(direction="noising")}, "they differ in direction: a has None, b has noising"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -73,15 +71,6 @@ def test_a_compared_run_is_never_replaced_by_the_comparison(tmp_path: Path, monk
     assert not folders.damaged_files(tmp_path / "b") and sorted((tmp_path / "b").rglob("*")) == before
 
 
-def test_measured_bars_stand_behind_the_printed_ones() -> None:
-    table = _bars({"mine": answered()})
-    own, printed = table.query("source == 'measured'"), table.query("source != 'measured'")
-    assert own["percent"].tolist()[:2] == pytest.approx([72, 75]) and own["n"].tolist()[:2] == [500, 500]
-    assert (own["low"] < own["percent"])[:2].all() and (own["high"] > own["percent"])[:2].all()
-    assert set(own["model"]) == {"mine (measured)"} and own["treatment"].tolist() == ["none", "Mless", "Mful"]
-    assert len(printed) and printed[["low", "high", "n"]].isna().all(axis=None) and table.index.is_unique
-
-
 def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
     """So many of n problems right without insertion, with it, and with heads cut off: chosen ones, and random ones."""
     names = ("none", "insertion", "named set cut off", "random set 1 cut off")[: len(right)]
@@ -98,9 +87,7 @@ def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets
     for right, shares, shown in (
         ((40, 20, 38, 22), (95, ", random sets cut off 55.0 to 55.0 %"), [True, True]),
         ((40, 20, 38, 37), (95, ", random sets cut off 92.5 to 92.5 %"), [True, False]),
-        ((40, 20, 22, 21), (55, ", random sets cut off 52.5 to 52.5 %"), [False, False]),
-        ((40, 20, 4, 20), (10, ", random sets cut off 50.0 to 50.0 %"), [True, True]),
-        ((40, 20, 38), (95, ""), [True]),
+        ((40, 20, 22), (55, ""), [False]),
     ):
         first, second = answers_come_back(under_four(*right))
         assert first == told.format(*shares)

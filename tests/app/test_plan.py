@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from models_under_test import planted_here, planted_pairs
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.app import planned
-from mless_interp.app.planned import Shape, duration, extrapolated
+from mless_interp.app.planned import Shape, extrapolated
 from mless_interp.models.load import DEMO_DIRECTORY
-from mless_interp.patching.prepared import prepare
 
 FILLER = mi.Insertion.meaningless(" /", n_tokens=20)
 GPU: dict[str, Any] = {"memory": int(80e9), "tflops": 100}
@@ -94,9 +92,6 @@ def test_latent_attention_with_experts_is_counted_as_published(without_weights: 
     assert quantised.weights("bfloat16") == pytest.approx(plain.n_parameters + embedded, rel=1e-3)
     read = plain.operations(1000, positions=1, read=0) - plain.operations(0, positions=1, read=0)
     assert read == pytest.approx(61 * 2 * 128 * (192 + 128) * 1000) and plain.info.n_cached == 512 + 64
-    how = {"what": "sweep", "dtype": "bfloat16", "memory": int(2e12), "tflops": 1e3}
-    small = mi.plan_run(str(without_weights), problems(2), FILLER, **how)
-    assert small.memory["weights"] == quantised.weights("bfloat16") and small.seconds > 0
 
 
 GB = {
@@ -119,21 +114,12 @@ def test_what_is_counted_for_a_gpu_elsewhere_is_what_it_was(what: str, without_w
     assert {name: plan.memory[name] for name in bits} == pytest.approx(bits, rel=1e-4)
 
 
-def check(plan: mi.Plan, words: str) -> None:
-    assert plan.fits and words in repr(plan) and all(spent > 0 for spent in plan.parts.values())
-    assert len(repr(plan).splitlines()) <= 12
-    json.dumps(plan.to_dict(), allow_nan=False)
-
-
-@pytest.mark.parametrize("what", planned.COSTS)
-def test_every_analysis_is_counted_without_weights(what: str, without_weights: Path) -> None:
-    check(mi.plan_run(str(without_weights), problems(4), FILLER, what=what, device="cpu"), "counted from the config")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("what", planned.COSTS)
 def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
-    check(mi.plan_run("demo", problems(6), FILLER, what=what, device="cpu"), "timed on a few problems")
+    plan = mi.plan_run("demo", problems(6), FILLER, what=what, device="cpu")
+    assert plan.fits and "timed on a few problems" in repr(plan) and all(spent > 0 for spent in plan.parts.values())
+    assert len(repr(plan).splitlines()) <= 12 and json.dumps(plan.to_dict(), allow_nan=False)
 
 
 def test_seconds_add_up_over_problems_and_halve_on_a_gpu_of_twice_the_speed() -> None:
@@ -171,8 +157,6 @@ def test_loading_holds_a_copy_where_weights_are_converted(
     [
         ({"what": "walk"}, "unknown what 'walk'"),
         ({"memory": int(1e9)}, "needs both memory and tflops"),
-        ({"device": "cpu", **GPU}, "and no device"),
-        ({"dtype": "int8"}, "unknown dtype"),
         ({"backend": "bridge", "attention": "sdpa"}, "needs backend 'nnsight'"),
         ({"device": "cuda:7"}, "no device 'cuda:7' here"),
     ],
@@ -188,16 +172,6 @@ def test_the_command_prints_what_loading_takes() -> None:
     assert done.exit_code == 0, done.output
     assert "accuracy of 3 problems" in done.output
     assert done.output.splitlines()[-1] == "Load with: --backend=bridge --dtype=bfloat16 --attention=eager"
-
-
-def test_a_sweep_is_timed_by_some_heads_of_each_layer_on_a_problem_of_usual_length(monkeypatch: Any) -> None:
-    made, model = planted_here()
-    prepared, swept = prepare(model, planted_pairs(made, model, 6)), []
-    monkeypatch.setattr(planned, "sweep_heads", lambda problems, _, heads, options: swept.append((problems, heads)))
-    monkeypatch.setattr(planned, "extrapolated", lambda run, total: run(2) or 0.5 * total)
-    assert planned.sweep_seconds(prepared) == 6 * 0.5 * 8
-    ((problems, some),) = swept
-    assert len(problems.ids) == 1 and sorted(map(str, some)) == ["L0H0", "L0H1", "L1H0", "L1H1"]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +191,3 @@ def test_an_estimate_is_the_line_through_runs_of_some_units(
     assert extrapolated(run, 1000, sizes=2) == pytest.approx(once + 1000 * each)
     assert ran == sizes
     assert extrapolated(run, 1) == pytest.approx(once + each)
-    words = {119.9: "120 s", 120.0: "2 min", 7199.0: "120 min", 7200.0: "2 h"}
-    assert {each: duration(each) for each in words} == words
-    if once + each > 1:
-        assert extrapolated(run, 1000) == pytest.approx(1000 * (once + each)), "one long run is enough"

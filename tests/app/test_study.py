@@ -2,7 +2,6 @@
 
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jaxtyping
@@ -11,10 +10,8 @@ import pandas as pd
 import pytest
 from models_under_test import planted_problems
 from small_results import studied
-from typer.testing import CliRunner
 
 import mless_interp as mi
-from mless_interp.__main__ import app
 from mless_interp.app import INCLUDED
 from mless_interp.app.study_runner import Study, pairs_of, read_study
 from mless_interp.core.heads import Head
@@ -90,33 +87,6 @@ def test_drawn_insertions_have_a_row_for_each_seed() -> None:
     assert [made.seed for name, made in rows.items() if "seed" in name] == [3, 4]
 
 
-@pytest.mark.slow
-def test_a_stopped_study_goes_on_and_ends_with_the_same_bits(
-    demo: Any, whole: mi.StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[str] = []
-    from mless_interp.app import study_runner as runner
-
-    real = runner.patch_heads
-
-    def stops(model: Any, pairs: Any, **options: Any) -> Any:
-        if len(measured) == 3:
-            raise KeyboardInterrupt
-        measured.append(Path(options["checkpoint"]).parent.name)
-        return real(model, pairs, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(runner, "patch_heads", stops)
-        with pytest.raises(KeyboardInterrupt):
-            mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False)
-    finished = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
-    assert len(finished) == 4, "three sweeps, and the first insertion's attention"
-    again = mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False)
-    pd.testing.assert_frame_equal(again.table(), whole.table())
-    pd.testing.assert_frame_equal(again.to_frame(), whole.to_frame())
-    assert {path: path.read_bytes() for path in finished} == finished, "what is done is not computed again"
-
-
 # --------------------------------------------------------------------------------------------------------- wrong input
 
 ROW = {"name": "slashes", "kind": "meaningless"}
@@ -127,13 +97,10 @@ ROW = {"name": "slashes", "kind": "meaningless"}
     [
         ({"modell": "demo"}, "unexpected keyword argument 'modell'"),
         ({"contrasts": ["contents"]}, "unknown contrast 'contents'; choose one of content, shift"),
-        ({"outcome": "kl"}, "kl"),
-        ({"limit": 1}, "^limit must be"),
         ({"heads": "some"}, "unknown choice of heads 'some'; choose one of none, all"),
         ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
         ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then others"),
         ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
-        ({"insertions": [ROW, ROW]}, "two treatments are named 'slashes'"),
         ({"insertions": [{**ROW, "name": "none"}]}, "two treatments are named 'none'"),
         ({"insertions": [{**ROW, "length": 3}]}, "insertion 'slashes': .*unexpected keyword argument 'length'"),
         ({"insertions": [{**ROW, "before": "end"}]}, "insertion 'slashes': unknown place before end"),
@@ -168,22 +135,6 @@ def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_run
         mi.run_study(told(outcome="logit_diff"), model=demo, problems=bare)
 
 
-@pytest.mark.slow
-def test_options_take_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "two.toml").write_text(TWO)
-    monkeypatch.chdir(tmp_path)
-    given = "--limit 3 --answers 0 --n-tokens 3 --no-progress --report --out x".split()
-    done = CliRunner().invoke(app, ["study", "two.toml", *given])
-    assert done.exit_code == 0, done.stderr
-    assert done.stdout.startswith("0 of 2 insertions have an established content effect")
-    found = mi.load(tmp_path / "x")["StudyResult"]
-    assert len(found.problem_ids) == 3 and found.answers is None
-    assert found.settings["insertions"]["slashes"] == "Mless ' /' x3"
-    page = (tmp_path / "x" / "report.html").read_text()
-    assert "Two insertions" in page and "slashes" in page
-    assert "After nowhere, which claims: &#39;nothing&#39;." in page, "no code marks: the question is no Markdown"
-
-
 @pytest.mark.parametrize("included", INCLUDED)
 def test_included_studies_say_whom_they_follow_and_can_be_made(included: str, demo: Any) -> None:
     study: Study = mi.read_study(included)
@@ -197,18 +148,6 @@ def test_too_few_problems_to_establish_anything_are_told() -> None:
     """2 effects, both signs: 2^-n x 4 < 0.05 from 7 problems on."""
     assert studied(6).caveats() == ["6 problems are too few to establish any of 2 effects; 7 problems are needed."]
     assert not studied(7).caveats()
-
-
-def test_what_is_within_rounding_has_no_sign() -> None:
-    """-1 and about it on 8 problems, where unedited rows move by 1.01: of this sign beyond rounding is only what is more."""
-    made = studied(8)
-    for_one = made.effects["slashes"]["content"]
-    rough = replace(for_one, noise=np.full(for_one.patched.shape[:2], 1.01))
-    coarse = replace(made, effects={**made.effects, "slashes": {"content": rough}}).effect_table()
-    row, fine = coarse.set_index("insertion").loc["slashes"], made.effect_table().set_index("insertion").loc["slashes"]
-    beyond = int((np.abs(for_one.total_effect) > 1.01).sum())
-    assert 0 < beyond < 8 and (row["k"], fine["k"]) == (beyond, 8)
-    assert row["p"] > fine["p"]
 
 
 @pytest.mark.slow

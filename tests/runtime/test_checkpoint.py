@@ -73,7 +73,6 @@ def test_keys_do_not_depend_on_order_and_values_become_plain() -> None:
     [
         ({"edit": "knockout"}, "edit was 'z', now 'knockout'; use the old settings, choose another file, or delete"),
         ({"model": {"dtype": "float16"}}, "model.dtype was 'float32', now 'float16'; use"),
-        ({"heads": ["L0H0"]}, r"heads was \['L0H0', 'L0H1'\], now \['L0H0'\]; use"),
         (dict.fromkeys("pqrst", 1), "p was None, now 1, q was None, now 1, r was None, now 1 and 2 more; use"),
     ],
 )
@@ -112,12 +111,10 @@ def edited(old: bytes, new: bytes) -> Any:
 
 DAMAGE: dict[str, tuple[Any, int]] = {
     "a sign": (edited(b"0.25", b"-0.25"), 4),
-    "not a number": (edited(b"0.25", b"NaN"), 4),
     "a key": (edited(b'"c", "key": ""', b'"c", "key": "x"'), 4),
     "an id": (edited(b'"id": "c"', b'"id": "d"'), 4),
     "cut in the middle": (lambda lines: [lines[0], lines[1][:20], *lines[2:]], 2),
     "no digest": (lambda lines: [*lines[:3], b'{"id": "c", "value": [0.25]}'], 4),
-    "no record": (lambda lines: [*lines[:3], b"[3]"], 4),
 }
 
 

@@ -6,16 +6,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from analyses_under_test import ANALYSES, asked, frames, long
 
 import mless_interp as mi
-from mless_interp.runtime.engines import _tried
 from mless_interp.runtime.loop import RunOptions, over_problems
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
@@ -32,23 +29,6 @@ def run(compute: Any, file: Path | None = None) -> list[Any]:
     return over_problems(IDS, compute, label="trying", settings={}, options=options, engine=mi.Processes(2))
 
 
-def test_a_copy_gives_values_or_an_error_that_can_be_sent() -> None:
-    def of(error: Exception | None) -> Any:
-        def compute(unit: tuple[int, ...], tick: Any) -> list[Any]:
-            tick(1)
-            if error is not None:
-                raise error
-            return [*unit]
-
-        return _tried(compute, (3, 5))
-
-    assert of(None) == ([3, 5], None)
-    assert [repr(of(each)[1]) for each in (ValueError("a"), Unsendable(1, 2))] == [
-        "ValueError('a')",
-        "RuntimeError('Unsendable: 1 2')",
-    ]
-
-
 def test_after_an_error_what_was_not_begun_is_not_computed(tmp_path: Path) -> None:
     def wrong(unit: tuple[int, ...], tick: Any) -> list[Any]:
         (tmp_path / str(unit[0])).touch()
@@ -62,7 +42,7 @@ def test_after_an_error_what_was_not_begun_is_not_computed(tmp_path: Path) -> No
     assert len(list(tmp_path.iterdir())) < 20
 
 
-@pytest.mark.parametrize("name", ["patches", "scores", "joint", "answers"])
+@pytest.mark.parametrize("name", ["patches", "answers"])
 def test_analyses_have_the_bits_of_one_process(name: str) -> None:
     on = asked()
     here, there = (
@@ -118,73 +98,3 @@ list(Processes(2)(compute, [(0,), (1,)], lambda n: None))
         assert run.stdout.readline() != run.stdout.readline()  # two copies are at work
         run.kill()
         assert run.stdout.read() == ""  # it ends only when no copy holds it
-
-
-class Ray:
-    """What is asked of Ray, done here: a unit is computed when it is fetched, the one that was begun last ends first."""
-
-    class RayActorError(Exception):
-        pass
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.on = False
-        self.exceptions, self.cloudpickle = self, pytest.importorskip("ray").cloudpickle
-        self.put = lambda sent: sent
-        self.get = lambda thing: thing() if callable(thing) else thing
-        self.wait = lambda running, num_returns: ([running[-1]], running[:-1])
-        self.kill = lambda worker: self.asked.append("kill")
-        self.is_initialized = lambda: self.on
-        self.cluster_resources = lambda: {"CPU": 4.0, "GPU": 1.0}
-
-    def init(self, **how: Any) -> None:
-        self.asked.append(how)
-        self.on = True
-
-    def shutdown(self) -> None:
-        self.asked.append("shutdown")
-        self.on = False
-
-    def remote(self, **how: Any) -> Any:
-        def begun(kind: Any, *given: Any) -> Any:
-            self.asked.append(how)
-            worker = kind(*given)
-            return SimpleNamespace(do=SimpleNamespace(remote=lambda work, unit: partial(worker.do, work, unit)))
-
-        return lambda kind: SimpleNamespace(remote=partial(begun, kind))
-
-
-def test_workers_are_asked_for_what_was_said_and_ended_when_a_run_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = Ray()
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    how = {"num_cpus": 2, "num_gpus": 0.5, "max_restarts": -1, "max_task_retries": 2}
-    start = {"address": None, "include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-
-    def compute(unit: tuple[int, ...], tick: Any) -> list[Any]:
-        if unit == (7,):
-            raise Unsendable(1, 2)
-        return [at / 2 for at in unit]
-
-    with mi.RayWorkers(2, cpus=2, gpus=0.5) as workers:
-        assert list(workers(compute, [], lambda n: None)) == [] == ray.asked
-        assert list(workers(compute, [(4,)], lambda n: None)) == [((4,), [2.0])]
-        assert ray.asked == [start, how]
-        ended = list(workers(compute, [(0,), (1,), (2, 3)], lambda n: None))
-        assert sorted(ended) == [((0,), [0.0]), ((1,), [0.5]), ((2, 3), [1.0, 1.5])] and ray.asked == [start, how, how]
-        with pytest.raises(RuntimeError, match="Unsendable: 1 2"):
-            list(workers(compute, [(0,), (7,), (1,)], lambda n: None))
-        assert ray.asked[3:] == ["kill", "kill", "shutdown"], "one was still at work"
-        monkeypatch.setattr(ray, "get", lambda thing: (_ for _ in ()).throw(ray.RayActorError()))
-        with pytest.raises(
-            MemoryError, match=r"3 workers ended in the middle of the same unit \(place 2, 3 in the list"
-        ):
-            list(workers(compute, [(2, 3)], lambda n: None))
-        ray.asked.clear()
-    assert ray.asked == ["kill", "shutdown"] and repr(workers) == "RayWorkers(2)"
-    for each, words in (
-        ({"cpus": 2}, "3 workers with 2 CPU each ask for 6, and there are 4"),
-        ({"gpus": 1}, "1 GPU each ask"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            list(mi.RayWorkers(3, **each)(compute, [(0,)], lambda n: None))
-        assert not ray.on

@@ -13,7 +13,6 @@ from hypothesis import strategies as texts
 from small_results import RESULTS
 
 from mless_interp.runtime.columns import Table, TextTable, neutral
-from mless_interp.runtime.loop import progress_bar
 from mless_interp.runtime.text_safety import one_line, visible
 
 ACTS = "\x1b[31m\x1b]0;title\x07\b\r\x00\x7f\x9b31m\u202e\u2066\u2028\ud800\ufeff"
@@ -39,13 +38,6 @@ def test_texts_are_shown_by_their_codes() -> None:
     shown = TextTable.of(table, "")
     assert "\x1b" not in "".join(shown.lines()) and len(shown.lines()) == 3 and "x\\x1b[2J\\ny" in shown.lines()[1]
     assert "<i>" not in TextTable.of(pd.DataFrame({"<i>": ["<i>"]}), "").html()
-
-
-def test_progress_bars_show_their_label_and_do_not_act(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(1, "head\x1b[2J\x07s"):
-        pass
-    said = capsys.readouterr().err
-    assert r"head\x1b[2J\x07s" in said and "\x07" not in said and "\x1b[2J" not in said
 
 
 @given(texts.text(max_size=12) | texts.sampled_from(FORMULAS) | texts.text("'=+-@\t\r\n1e.", max_size=5))
