@@ -1,7 +1,6 @@
 """The self-check: each promise that a backend can break is found, and the model that is checked stays as it is."""
 
 import re
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,14 +78,8 @@ def test_it_asks_what_it_asked_and_tells_what_it_found() -> None:
     made, model = planted_here()
     tokens = probe_tokens(model.info.d_vocab)
     found = check_model(model, reference_logits(made.hf_model, tokens))
-    errors = (
-        "row_sum_error",
-        "logits_difference",
-        "gap_difference",
-        "replay_difference",
-        "entering_error",
-        "output_error",
-    )
+    errors = [name for name in vars(found) if name.endswith(("_error", "_difference"))]
+    assert len(errors) == 6
     assert all(0 <= getattr(found, name) < 1e-4 for name in errors) and found.tolerance == TOLERANCE["float32"]
     assert found.largest_logit == pytest.approx(float(model.run(tokens).logits.abs().max()))
     assert (found.replay, found.shows_rotated, found.entering) == (BY_LAYERS, True, "") and 0 < found.resolution < 1e-4
@@ -100,53 +93,20 @@ def test_logits_that_differ_from_hugging_face_are_refused(tiny_model_dir: Any) -
         check_model(model, wrong)
 
 
-@lru_cache
-def small_logits(dtype: str) -> Any:
-    """A planted model whose logits are small on the prompt of the check and large where heads are moved at random."""
-    made = mi.planted_model(readers=[mi.Head(0, 2)], mediators=[mi.Head(1, 4)], n_heads=8, n_key_value_heads=2, seed=7)
-    return mi.load_model(made, backend="bridge", dtype=dtype)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_replay_is_held_against_what_rounding_does_to_the_same_logits(dtype: str) -> None:
-    """A share of the largest logit of another run says nothing of it."""
-    checks = small_logits(dtype).checks
-    share = TOLERANCE[dtype] * max(checks.largest_logit, 1)
+    """A share of the largest logit of another run says nothing of it. A wrong one is refused also where rounding is coarse."""
+    made = mi.planted_model(readers=[mi.Head(0, 2)], mediators=[mi.Head(1, 4)], n_heads=8, n_key_value_heads=2, seed=7)
+    model = mi.load_model(made, backend="bridge", dtype=dtype)
+    checks = model.checks
     if dtype == "bfloat16":
+        share = TOLERANCE[dtype] * max(checks.largest_logit, 1)
         assert checks.replay_difference > 3 * share, "else this model shows nothing"
     assert checks.replay == BY_LAYERS
-    (line,) = [line for line in _self_check(small_logits(dtype))[0] if line.name == "S4"]
+    (line,) = [line for line in _self_check(model)[0] if line.name == "S4"]
     assert line.status == "pass"
-
-
-def heads_in_another_order(out: Any) -> Any:
-    return lambda layer, z: out(layer, z.flip(2))
-
-
-def without_a_bias(project: Any) -> Any:
-    """Of a model that has one on its values."""
-    return lambda layer, resid, positions: [
-        x + (name == "v") for name, x in zip("qkv", project(layer, resid, positions), strict=True)
-    ]
-
-
-def mlps_half_larger(out: Any) -> Any:
-    return lambda layer, resid: 1.5 * out(layer, resid)
-
-
-@pytest.mark.parametrize(
-    ("part", "wrong", "dtype"),
-    [
-        ("attention_out", heads_in_another_order, "bfloat16"),
-        ("project", without_a_bias, "float16"),
-        ("mlp_out", mlps_half_larger, "bfloat16"),
-    ],
-)
-def test_a_wrong_replay_is_refused_also_where_rounding_is_coarse(
-    dtype: str, part: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = small_logits(dtype)
-    monkeypatch.setattr(model.layers, part, wrong(getattr(model.layers, part)))
+    attention_out = model.layers.attention_out
+    model.layers.attention_out = lambda layer, z: attention_out(layer, z.flip(2))
     said = r"whole forward passes \(continuing layer by layer was off by .* more than rounding"
     assert re.match(said, check_model(model).replay)
 

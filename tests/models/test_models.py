@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import BACKENDS, needs_hooked_transformer, tiny_model, word_tokenizer
+from conftest import needs_hooked_transformer, tiny_model, word_tokenizer
 from models_under_test import hooked, loaded, pairs_for
 
 import mless_interp as mi
@@ -22,47 +22,31 @@ def test_hooked_transformer_says_what_to_install_where_it_is_gone(tiny_model_dir
         mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer")
 
 
-@pytest.fixture(scope="module")
-def other_architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CodeGen, which has no converter, and known names for another order of queries, keys and values."""
-    import transformers
-
-    tokenizer = word_tokenizer()
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    shape = {"n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 128, "rotary_dim": 4}
-    config = transformers.CodeGenConfig(vocab_size=len(tokenizer), **shape, **ids)
-    folder = tmp_path_factory.mktemp("codegen")
-    transformers.CodeGenForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @needs_hooked_transformer
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [(lambda state: state.pop("blocks.1.attn.W_O"), "blocks.1"), (lambda state: state.update(x=torch.ones(1)), "x")],
-)
-def test_a_conversion_that_leaves_weights_over_is_refused(
-    change: Any, message: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_that_leaves_weights_over_is_refused(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformer_lens.pretrained import weight_conversions
 
     convert = weight_conversions.convert_llama_weights
 
     def changed(*arguments: Any) -> Any:
-        state = convert(*arguments)
-        change(state)
-        return state
+        return {name: each for name, each in convert(*arguments).items() if name != "blocks.1.attn.W_O"}
 
     monkeypatch.setattr(weight_conversions, "convert_llama_weights", changed)
-    with pytest.raises(
-        ModelError, match=f"LlamaForCausalLM left 1 weights without a value or a place, first {message}"
-    ):
+    with pytest.raises(ModelError, match="left 1 weights without a value or a place, first blocks.1"):
         mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer")
 
 
-def test_auto_falls_back_to_the_bridge_which_replays_by_whole_passes(other_architecture: Path) -> None:
-    model = mi.load_model(other_architecture)
+def test_auto_falls_back_to_the_bridge_which_replays_by_whole_passes(tmp_path: Path) -> None:
+    """A CodeGen, which has no converter, and known names for another order of queries, keys and values."""
+    import transformers
+
+    tokenizer = word_tokenizer()
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 128, "rotary_dim": 4}
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = transformers.CodeGenConfig(vocab_size=len(tokenizer), **shape, **ids)
+    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = mi.load_model(tmp_path)
     assert model.info.backend == "bridge" and model.checks.replay.startswith("whole forward passes")
     pairs = pairs_for(model, n_tokens=4, count=1)
     found = mi.patch_heads(model, pairs, progress=False)
@@ -94,6 +78,7 @@ def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: A
     traced = TransformersModel(tiny_model("llama", tokenizer).eval(), tokenizer=tokenizer, task="text-generation")
     traced._module.set_attn_implementation("eager")
     ours = [mi.wrap_model(thing) for thing in (bridge, traced)]
+    assert all(model.tokenizer("reason about /").input_ids == tokenizer("reason about /").input_ids for model in ours)
     tokens = torch.tensor([[5, 6, 7, 8]])
     assert torch.allclose(ours[0].run(tokens).logits, ours[1].run(tokens).logits, atol=1e-5)
     assert [model.info.backend for model in ours] == ["bridge", "nnsight"]
@@ -111,15 +96,12 @@ def test_other_objects_cannot_be_wrapped() -> None:
         (str(Path(__file__).with_name("test_modles.py")), {}, r"test_modles.py'.*did you mean test_models.py"),
         ("nobody/no-model", {}, "cannot load model 'nobody/no-model' from a local directory, 'demo', or a hub id"),
         ("demo", {"backend": "jax"}, "unknown backend 'jax'; choose one of auto, hooked_transformer, bridge, nnsight"),
-        ("demo", {"dtype": "int8"}, "unknown dtype 'int8'; choose one of float32"),
         ("demo", {"backend": "bridge", "remote": True}, "remote and attn_implementation need backend='nnsight'"),
         ("a/b", {"remote": "there"}, 'remote must be False, True or "local"'),
         ("a/b", {"remote": True, "device": "cpu"}, "remote=True takes a hub id, .*: it takes no device"),
         (Path("a"), {"remote": True}, "remote=True takes a hub id, whose weights lie elsewhere: .* is not one"),
         ("demo", {"backend": "hooked_transformer", "device_map": "auto"}, "need backend='nnsight' or 'bridge'"),
-        ("demo", {"backend": "hooked_transformer", "quantization_config": {}}, "need backend='nnsight' or 'bridge'"),
         ("demo", {"max_memory": {0: "1GiB"}}, "give device_map='auto' too"),
-        ("demo", {"offload_folder": "here"}, "give device_map='auto' too"),
         ("demo", {"device": "cpu", "device_map": "auto"}, "give device or device_map, not both"),
         ("demo", {"backend": "bridge", "device_map": {"": "disk"}}, "none may lie on the disk"),
         ("demo", {"device": "hpu"}, "there is no device 'hpu' here"),
@@ -158,31 +140,18 @@ def test_visibility_by_hand() -> None:
     assert visibility(Inputs(four, None, hidden))[0, 0, 2].tolist() == [False, False, True, False], "it sees itself"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(backend: str, tiny_model_dir: Any) -> None:
-    model = mi.load_model(tiny_model_dir("qwen2"), backend=backend)
-    again = mi.wrap_model(model.underlying)
-    text = "reason about / the question"
-    assert again.tokenizer is not None
-    assert again.tokenizer(text)["input_ids"] == model.tokenizer(text)["input_ids"]
-
-
 def test_a_twin_has_the_models_shape_and_other_weights(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("gemma3"), "bridge")
     state = torch.random.get_rng_state()
     twin, again, other = (mi.untrained_twin(model, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), state), "no global state"
-    assert twin.info.name == f"untrained twin of {model.info.name} (seed 1)"
     for name in "backend n_layers n_heads n_key_value_heads d_model d_vocab windows dtype attention".split():
         assert getattr(twin.info, name) == getattr(model.info, name), name
     assert twin.weights_hash == again.weights_hash != other.weights_hash and twin.weights_hash != model.weights_hash
     assert not torch.allclose(
         twin.run(torch.arange(4, 20)[None]).logits, model.run(torch.arange(4, 20)[None]).logits, atol=0.1
     )
-    pairs = pairs_for(model, count=2)
-    scores = mi.score_heads(twin, pairs, metrics="lam", progress=False)
-    assert scores.problem_ids == ("p0", "p1") and scores.of("lam").shape == (2, twin.info.n_layers, twin.info.n_heads)
+    assert mi.score_heads(twin, pairs_for(model), metrics="lam", progress=False).of("lam").shape == (3, 3, 8)
 
 
 @needs_hooked_transformer

@@ -18,19 +18,15 @@ from mless_interp.models import memory
 from mless_interp.models.base import refuse_without_gradients
 from mless_interp.models.checks import Finding, apart, size, worst
 from mless_interp.models.info import (
-    AttentionOutput,
-    AttentionRule,
     GatedMlp,
-    Inputs,
     ModelChecks,
     ModelError,
     ModelInfo,
-    Tap,
 )
 from mless_interp.models.load import context_of, shape_of, source_of, tokenizer_of_model
-from mless_interp.models.sites import gate_edits, parsed, through
+from mless_interp.models.sites import gate_edits
 from mless_interp.models.traced_ops import FIRST, additive_mask, got, put
-from mless_interp.models.weights import Loading, check_index, device_of, first_line, must_move
+from mless_interp.models.weights import Loading, device_of, first_line, must_move
 from mless_interp.runtime.engines import Processes
 
 SIZES = {"n_layers": 3, "n_heads": 40, "n_key_value_heads": 2, "d_head": 8, "d_model": 8000, "d_mlp": 15000}
@@ -54,10 +50,8 @@ def test_rows_of_a_pass_fill_products_and_fit_the_memory(monkeypatch: pytest.Mon
     )
     few: dict[str, Any] = {"batch": 2, "changed": 3, "length": 9, "read": 1}
     assert [pass_(SMALL, **few, devices=where) for where in (cpu, gpus)] == [171, 2731]  # of 1,024 and 16,384 tokens
-    request = memory.rows_per_request
-    sent: dict[str, Any] = {"batch": 2, "changed": 3}  # of 8 numbers each, 750,000 bytes at most
-    assert [request(info, **sent, length=4) for info in (INFO, DOUBLE)] == [3906, 1953]
-    assert [request(INFO, **sent, length=length) for length in (100, 10**6)] == [163, 1]
+    sent = [(INFO, 4), (DOUBLE, 4), (INFO, 100), (INFO, 10**6)]  # of 8 numbers each, 750,000 bytes at most
+    assert [memory.rows_per_request(info, batch=2, changed=3, length=n) for info, n in sent] == [3906, 1953, 163, 1]
     graph: dict[str, Any] = {"changed": 1, "length": 500, "read": 5, "bytes_each": 4}
     rows = [memory.rows_per_graph(info, **graph, devices=where) for info in (INFO, EXPERTS) for where in (cpu, gpus)]
     assert rows == [740, 555, 568, 426]
@@ -84,66 +78,17 @@ def test_a_pass_is_worth_threads_and_its_place_has_a_name(monkeypatch: pytest.Mo
 
 def test_geometry_names_heads_and_layers() -> None:
     info = replace(INFO, n_layers=2, n_heads=3)
-    assert [*map(str, info.heads)] == ["L0H0", "L0H1", "L0H2", "L1H0", "L1H1", "L1H2"]
     assert (info.n_cached, replace(info, d_cached=7).n_cached) == (32, 7)
     assert [*map(str, info.chosen(layers=[1], what="test"))] == ["L1H0", "L1H1", "L1H2"]
     assert info.chosen(["L1H2", mi.Head(0, 0)], what="test") == (mi.Head(1, 2), mi.Head(0, 0))
-    assert info.chosen(what="test") == info.heads
     assert info.mask_of([mi.Head(1, 0)]).tolist() == [[False] * 3, [True, False, False]]
     for given, message in (
         ({"heads": [], "what": "test"}, "no heads to test: name at least one"),
-        ({"layers": [], "what": "test"}, "no layers to test"),
         ({"layers": [2], "what": "test"}, r"layer 2 is out of range \(zero-based\): 0 to 1"),
-        ({"layers": [-1], "what": "test"}, "layer -1 is out of range"),
         ({"heads": ["L0H0"], "layers": [0], "what": "test"}, "give heads or layers, not both"),
     ):
         with pytest.raises(ValueError, match=message):
             info.chosen(**given)
-    checks = ModelChecks(1.0, None, 1e-6, None, 2e-5, 1e-3, "layer by layer")
-    assert (
-        repr(checks)
-        == "ModelChecks(logits difference 1.0e-06, replay difference 2.0e-05; tolerance 1.0e-03, layer by layer)"
-    )
-    assert checks.by_layers and not replace(checks, replay="whole forward passes").by_layers
-
-
-def test_what_a_layer_says_of_its_heads() -> None:
-    plain, sunk = AttentionRule(0.5), AttentionRule(0.5, None, torch.tensor([1.0, 2.0]))
-    assert plain.of(1) is plain and (plain.n_extra, plain.column) == (0, None)
-    assert sunk.of(1).sinks.tolist() == [2.0] and sunk.n_extra == 1 and sunk.column.tolist() == [[[1.0]], [[2.0]]]
-    generator = torch.Generator().manual_seed(0)
-    weights, z, change = (torch.randn(*shape, generator=generator) for shape in ((2, 3, 5), (4, 2, 3), (4, 3)))
-    bias, norm = torch.ones(5), torch.nn.RMSNorm(5)
-    other = z.clone()
-    other[:, 1] += change
-    for made in (AttentionOutput(weights), AttentionOutput(weights, bias), AttentionOutput(weights, bias, norm)):
-        before, after = (
-            torch.einsum("thd,hdm->tm", each, weights) + (0 if made.bias is None else bias) for each in (z, other)
-        )
-        torch.testing.assert_close(made.before_norm(z), before)
-        wanted = norm(after) - norm(before) if made.norm else after - before
-        torch.testing.assert_close(made.change(z, 1, change), wanted)
-
-
-def test_inputs_are_put_together_and_repeated() -> None:
-    mask = torch.eye(2, dtype=torch.bool)[None, None]
-    a, b = (Inputs(torch.tensor([[x, 2]]), torch.tensor([[0, x]]), mask) for x in (5, 6))
-    both = Inputs.stacked([a, b])
-    assert both.tokens.tolist() == [[5, 2], [6, 2]] and both.position_ids.tolist() == [[0, 5], [0, 6]]
-    assert both.attention_mask.shape == (2, 1, 2, 2) and (both.batch, both.n_tokens, both.plain) == (2, 2, False)
-    twice = replace(both, position_ids=torch.tensor([[3, 4]])).repeated(2)
-    assert twice.tokens[:, 0].tolist() == [5, 5, 6, 6] and twice.position_ids.tolist() == [[3, 4]]
-    assert both.unmasked.attention_mask is None and both.unmasked.positions is both.position_ids
-    assert Inputs(both.tokens).positions.tolist() == [[0, 1]] * 2 and Inputs(both.tokens).plain
-    assert Inputs.stacked([Inputs(a.tokens)]).position_ids is None
-    seen: list[float] = []
-    look, double = Tap(keep=lambda x: seen.append(float(x))), Tap(lambda x: 2 * x, lambda x: seen.append(float(x)))
-    one = torch.tensor(1.0)
-    assert Tap.both(look, look).edit is None and Tap.both(double, look)(one) == 2 == Tap.both(look, double)(one)
-    assert seen == [2.0, 2.0, 1.0, 2.0]
-    assert through(double, torch.neg, lambda x: x + 10)(one) == 8 and seen.pop() == -2.0
-    Tap(keep=lambda x: seen.append(float(x)), reduce=torch.exp)(torch.tensor(0.0))
-    assert seen.pop() == 1.0
 
 
 def test_two_sides_are_as_far_apart_as_their_largest_difference() -> None:
@@ -158,30 +103,24 @@ def test_two_sides_are_as_far_apart_as_their_largest_difference() -> None:
 
 def test_a_gate_that_is_not_there_is_not_edited() -> None:
     x = torch.tensor([[[1.0, -1.0]]])
-    for gated, bias in ((True, torch.tensor([0.5, 0.5])), (True, None), (False, None)):
+    for gated, bias in ((True, torch.tensor([0.5, 0.5])), (False, None)):
         edits = gate_edits(2, GatedMlp(torch.relu, bias, gated), lambda a: a + (a == 1))
-        assert list(edits) == [
-            f"blocks.2.mlp.hook_{at}" for at in ("pre", "pre_linear", "post") if gated or at != "pre_linear"
-        ]
-        made = (torch.relu(x) * (3 if gated else 1)) + (0 if bias is None else bias)
-        for given in (made, made + 1):
-            for name, edit in list(edits.items())[:-1]:
-                edit(3 * torch.ones(1, 1, 2) if name.endswith("linear") else x)
-            if given is made:
-                added = torch.tensor([[[3.0 if gated else 1.0, 0.0]]])
-                torch.testing.assert_close(edits["blocks.2.mlp.hook_post"](given), made + added)
-            else:
-                said = r"act\(pre\) \* pre_linear here" if gated else r"act\(pre\) here"
-                with pytest.raises(ModelError, match=said):
-                    edits["blocks.2.mlp.hook_post"](given)
-    assert parsed("blocks.12.mlp.hook_post") == (12, "mlp.hook_post")
-    assert {parsed(name) for name in ("blocks.1.hook_zz", "xblocks.1.hook_attn_out", "hook_embed")} == {None}
+        names = ("pre", "pre_linear", "post") if gated else ("pre", "post")
+        assert list(edits) == [f"blocks.2.mlp.hook_{name}" for name in names]
+        made = torch.relu(x) * 3 + 0.5 if gated else torch.relu(x)
+        for name, edit in list(edits.items())[:-1]:
+            edit(3 * torch.ones(1, 1, 2) if name.endswith("linear") else x)
+        added = torch.tensor([[[3.0 if gated else 1.0, 0.0]]])
+        torch.testing.assert_close(edits["blocks.2.mlp.hook_post"](made), made + added)
+    edits["blocks.2.mlp.hook_pre"](x)
+    with pytest.raises(ModelError, match=r"act\(pre\) here"):
+        edits["blocks.2.mlp.hook_post"](made + 1)
 
 
 def test_names_of_models_and_what_their_folders_say(tmp_path: Path) -> None:
     assert shape_of("demo") is not None and context_of("demo") == mi.load_model("demo").info.context_length
     assert source_of("a/b") == "a/b" and shape_of("a/b") is None and context_of("a/b") is None
-    for name in (" ", "a/b/c", ".a", "~/a", "a\\b"):
+    for name in ("a/b/c", "~/a"):
         with pytest.raises(ModelError, match="unknown model"):
             source_of(name)
     with pytest.raises(ModelError, match="holds no config.json: it is not a saved Hugging Face model"):
@@ -191,33 +130,18 @@ def test_names_of_models_and_what_their_folders_say(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot load the tokenizer of .*holds no tokenizer"):
         tokenizer_of_model(str(tmp_path))
     assert len(tokenizer_of_model("demo")("How many ?")["input_ids"]) > 2
-    index = tmp_path / "index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
-    check_index(index)
     moves = ((torch.float32, 2, 128), (torch.float32, 2, 8), (torch.bfloat16, 2, 8), (torch.bfloat16, 3, 8))
     assert [must_move(*each) for each in moves] == [False, True, False, True]
-    told = {"a\n b": "a", "it failed:\n\n  for this\nmore": "it failed: for this", "": "ValueError", "a:": "a:"}
+    told = {"it failed:\n\n  for this\nmore": "it failed: for this", "": "ValueError"}
     assert {text: first_line(ValueError(text)) for text in told} == told
-    asked = [
-        Loading(**given).asked
-        for given in ({}, {"attn_implementation": "sdpa"}, {"remote": "local"}, {"device_map": {}})
+    assert [Loading(**given).asked for given in ({}, {"remote": "local"}, {"device_map": {}})] == [
+        "auto",
+        *["nnsight"] * 2,
     ]
-    assert asked == ["auto", "nnsight", "nnsight", "nnsight"]
-    assert [Loading(**given).splits for given in ({}, {"device_map": {}}, {"quantization_config": {}})] == [
-        False,
-        True,
-        True,
-    ]
-    assert Loading(dtype=torch.bfloat16).precision is torch.bfloat16 and Loading(device="cpu").place == "cpu"
     away = torch.nn.Embedding(2, 2, device="meta")
     whole = SimpleNamespace(get_input_embeddings=lambda: away, parameters=away.parameters)
-    assert device_of(whole) == torch.device("cpu")
-    for hook in (
-        SimpleNamespace(execution_device="cuda:1"),
-        SimpleNamespace(hooks=[None, SimpleNamespace(execution_device="cuda:1")]),
-    ):
-        away._hf_hook = hook
-        assert device_of(whole) == torch.device("cuda:1")
+    away._hf_hook = SimpleNamespace(hooks=[None, SimpleNamespace(execution_device="cuda:1")])
+    assert device_of(whole) == torch.device("cuda:1")
 
 
 def test_a_part_of_what_a_module_gives_is_shown_and_replaced_alone() -> None:
@@ -233,22 +157,17 @@ def test_a_part_of_what_a_module_gives_is_shown_and_replaced_alone() -> None:
         made = put(part, x, -wanted)
         assert torch.equal(got(part, x), wanted) and torch.equal(got(part, made), -wanted), part
         assert torch.equal(made.abs(), x) and int((made < 0).sum()) == wanted.numel(), part
-    for whole in (x, (x, "more", "still")):
-        rest = () if whole is x else whole[1:]
-        for part, share in ((FIRST, 1), (("times", 0.5), 2)):
-            assert torch.equal(got(part, whole), x / share)
-            made = put(part, whole, x)
-            first, *others = made if rest else (made,)
-            assert torch.equal(first, x * share) and tuple(others) == rest
+    for part, share in ((FIRST, 1), (("times", 0.5), 2)):
+        made, rest = put(part, (x, "more"), x)
+        assert torch.equal(got(part, (x, "more")), x / share) and torch.equal(made, x * share) and rest == "more"
     q, k, v = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0)).unbind()
     call = ("a module", q, k, v, "more"), {"scale": 1}
     for which, tensor in enumerate((q, k, v)):
         assert torch.equal(got(("argument", which), call), tensor.transpose(1, 2))
         args, kwargs = put(("argument", which), call, -tensor.transpose(1, 2))
-        assert torch.equal(args[1 + which], -tensor) and kwargs is call[1] and len(args) == 5
+        assert torch.equal(args[1 + which], -tensor) and kwargs is call[1]
         assert all(args[at] is call[0][at] for at in range(5) if at != 1 + which)
-    hidden = additive_mask(torch.tensor([True, False]), torch.float16)
-    assert hidden.dtype == torch.float16 and hidden.tolist() == [0, -65504]
+    assert additive_mask(torch.tensor([True, False]), torch.float16).tolist() == [0, -65504]
 
 
 WRONG = ModelChecks(
@@ -259,24 +178,17 @@ WRONG = ModelChecks(
 
 def test_a_model_says_what_it_cannot_do_and_why(untyped: None) -> None:
     model = planted_here()[1]
-    i, wrong = model.info, model.checked(WRONG)
-    assert repr(model).startswith(
-        f"BridgeModel('planted 1', 2 layers x 8 heads (2 kv), d_model {i.d_model}, float32 on"
-    )
+    wrong = model.checked(WRONG)
     assert model.has_rotated_sites and wrong.has_rotated_sites and model.stepper is not None
     assert not model.checked(replace(WRONG, entering_error=None)).has_rotated_sites
-    assert model.need_layers("It") and model.need_rotated("They") is None and model.need_tokenizer("it") is None
+    assert model.need_layers("It") and model.need_rotated("They") is None
     assert model.checked(replace(WRONG, shows_rotated=True)).need_rotated("They") is None
     bare, remote, coded = (copy.copy(model) for _ in range(3))
     bare.tokenizer, remote.remote, coded.quantised = None, "local", "4bit"
     assert bare.text_of([5, 6]) == "5 6" and model.text_of([5, 6]) == model.tokenizer.decode([5, 6])
-    grow, named = partial(refuse_without_gradients, what="It"), rf"planted 1 \({i.architecture}\)"
+    grow = partial(refuse_without_gradients, what="It")
     for do, message in (
-        (
-            lambda: wrong.need_layers("It"),
-            f"It continues runs layer by layer, which {named} on backend 'bridge' cannot ",
-        ),
-        (lambda: wrong.need_layers("It"), r"\(the self-check found that it disagrees\): use another"),
+        (lambda: wrong.need_layers("It"), r"which .* cannot \(the self-check found that it disagrees\): use another"),
         (lambda: remote.need_layers("It"), r"cannot \(it runs elsewhere\)"),
         (lambda: without_stepper(model).need_layers("It"), r"cannot \(this architecture cannot be continued"),
         (lambda: wrong.need_rotated("they"), r"on backend 'bridge', which they need \(it differs\)"),
