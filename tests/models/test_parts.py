@@ -1,7 +1,6 @@
 """What decoders are made of: parts found by name, heads whose outputs add up, logits in float32."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,25 +34,18 @@ def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
 @pytest.mark.parametrize("kind", [torch.nn.Linear, transformers.pytorch_utils.Conv1D])
 def test_the_fast_product_of_a_layer_is_its_own(kind: Any) -> None:
     """Also of rows that lie apart, which GPT-2's own does not take; with gradients, hooks and in float64 the layer is asked."""
-    generator = torch.Generator().manual_seed(0)
+    generator, gelu = torch.Generator().manual_seed(0), transformers.activations.ACT2FN["gelu_new"]
     layer, x = kind(4, 4), torch.randn(2, 5, 4, generator=generator)
     torch.nn.init.normal_(layer.bias, generator=generator)
     gradients = [torch.autograd.grad(made.square().sum(), layer.weight)[0] for made in (linear(layer, x), layer(x))]
     assert torch.equal(*gradients)
-    torch.testing.assert_close(linear(layer, x[:, 1:4]), layer(x)[:, 1:4])
+    torch.testing.assert_close(fused(gelu)(9 * x), gelu(9 * x), rtol=1e-5, atol=1e-6)
     with torch.no_grad():
         torch.testing.assert_close(linear(layer, x[:, 1:4]), layer(x)[:, 1:4])
         hook = layer.register_forward_hook(lambda module, args, output: output * 0)
         assert not linear(layer, x).any()
         hook.remove()
         assert torch.equal(linear(layer.double(), x.double()), layer(x.double()))
-
-
-@pytest.mark.parametrize("name", ["gelu_new", "gelu_fast", "silu"])
-def test_an_activation_in_one_step_is_the_one_in_many(name: str) -> None:
-    act, x = transformers.activations.ACT2FN[name], torch.linspace(-9, 9, 999)
-    torch.testing.assert_close(fused(act)(x), act(x), rtol=1e-5, atol=1e-6)
-    assert (fused(act) is act) == (name == "silu")
 
 
 def traced_peft_model() -> Any:
@@ -109,8 +101,6 @@ def test_a_layer_whose_attention_adds_something_else_is_not_taken_for_its_weight
     assert model.checks.output_error == pytest.approx(0.5)
     with pytest.raises(ModelError, match=r"what attention adds is not z W_O \+ b \(off by 0.5 of the largest value\)"):
         model.attention_output(0)
-    lines = {line.name: line for line in mi.certify_model(model, pairs_for(model, count=1), progress=False).verdicts}
-    assert lines["S5"].status == "not applicable"
 
 
 @pytest.mark.parametrize(
@@ -118,20 +108,19 @@ def test_a_layer_whose_attention_adds_something_else_is_not_taken_for_its_weight
     [
         ("base lacks a weight", r"1 missing \(model.layers.1.self_attn.o_proj.weight\)"),
         ("adapter lacks a weight", r"its adapter' are not those .* 1 missing \(model.layers.0.*lora_B"),
-        ("adapter has no safetensors", "cannot load model .*adapter_model.safetensors"),
         ("adapter alone", r"holds an adapter without its model: .*merge_and_unload"),
     ],
 )
 def test_an_adapter_in_a_folder_is_loaded_whole_or_not_at_all(change: str, message: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(folder_of("Llama, LoRA"), folder)
-    name = "model.safetensors" if change.startswith("base") else "adapter_model.safetensors"
     if change.endswith("lacks a weight"):
+        name = "model.safetensors" if change.startswith("base") else "adapter_model.safetensors"
         weights = load_file(folder / name)
         lost = next(key for key in sorted(weights) if "1.self_attn.o_proj.weight" in key or "lora_B" in key)
         save_file({key: value for key, value in weights.items() if key != lost}, folder / name, {"format": "pt"})
     else:
-        (folder / ("config.json" if change == "adapter alone" else name)).unlink()
+        (folder / "config.json").unlink()
     with pytest.raises(ModelError, match=message):
         mi.load_model(folder, backend="nnsight")
 
@@ -150,8 +139,7 @@ def finer(logits: torch.Tensor, dtype: torch.dtype) -> float:
     return float((logits != logits.to(dtype).to(logits.dtype)).float().mean())
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize(("architecture", "dtype"), [("llama", "float16"), ("gemma3", "bfloat16")])
 def test_half_precision_does_not_round_logits(architecture: str, dtype: str, backend: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir(architecture), backend, dtype)
     run = model.run(TOKENS, logits_at=[9, 12])
@@ -192,9 +180,7 @@ def test_blocks_and_gradients_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_what_is_taken_for_rounding_is_measured(dtype: str, least: float) -> None:
     model, unmeasured = mi.load_model("demo", dtype=dtype), least or 1e-2
-    assert model.checks is not None and model.checks.resolution is not None
     assert model.resolution == max(least, model.checks.resolution)
-    assert model.checked(replace(model.checks, resolution=None)).resolution == unmeasured
     assert model.checked(None).resolution == unmeasured
     eps = torch.finfo(getattr(torch, dtype)).eps
     most = torch.finfo(torch.float32).eps if model.float32_softmax and dtype == "float64" else eps

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures_under_test import random_model
 from conftest import BACKENDS, word_tokenizer
 from models_under_test import pairs_for, problems
 
@@ -105,19 +106,6 @@ def test_a_checkpoint_made_with_a_hook_is_not_resumed_with_another_at_its_place(
     assert torch.equal(again, found)
 
 
-@pytest.fixture(scope="module")
-def dropping(request: pytest.FixtureRequest) -> Any:
-    """A model whose dropout makes every number random in training mode."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    tokenizer = word_tokenizer()
-    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": len(tokenizer)}
-    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)
-    torch.manual_seed(0)
-    made = GPT2LMHeadModel(GPT2Config(**shape, **rates, eos_token_id=tokenizer.eos_token_id)).eval()
-    return SimpleNamespace(name="dropping", hf_model=made, tokenizer=tokenizer)
-
-
 def everything(model: Model) -> list[Any]:
     """Numbers of a run, of a sweep, of scores, of an engine's answers and of a self-check."""
     pairs = pairs_for(model, 5, 1)
@@ -132,9 +120,10 @@ def equal(a: list[Any], b: list[Any]) -> bool:
     return all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_training_mode_changes_no_number_and_is_put_back(backend: str, dropping: Any) -> None:
-    model = mi.load_model(dropping, backend=backend)
+def test_training_mode_changes_no_number_and_is_put_back(backend: str) -> None:
+    """Where dropout makes every number random in it."""
+    made = random_model("GPT-2", **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5))
+    model = mi.load_model(SimpleNamespace(name="dropping", hf_model=made, tokenizer=word_tokenizer()), backend=backend)
     plain = everything(model)
     module = model.underlying._module if backend == "nnsight" else model.underlying
     module.train()
@@ -148,41 +137,28 @@ def test_training_mode_changes_no_number_and_is_put_back(backend: str, dropping:
 
 @pytest.mark.parametrize("model", ["nnsight", pytest.param("bridge", marks=pytest.mark.slow)], indirect=True)
 def test_no_number_is_made_in_autocast_or_in_the_default_dtype(model: Model, tiny_model_dir) -> None:
-
     def found(of: Model) -> list[Any]:
         slow = of.info.backend == "bridge"
-        certificate = str(mi.certify_model(of, pairs_for(of, 5, 1), **QUIET)) if slow else ""
-        return [of.checks, certificate, *everything(of)]
+        return [of.checks, str(mi.certify_model(of, pairs_for(of, 5, 1), **QUIET)) if slow else "", *everything(of)]
 
     plain = found(model)
-
-    def same() -> bool:
-        return equal(found(mi.load_model(tiny_model_dir("qwen2"), backend=model.info.backend)), plain)
-
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert same()
+        assert equal(found(mi.load_model(tiny_model_dir("qwen2"), backend=model.info.backend)), plain)
         assert torch.is_autocast_enabled("cpu")
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert same()
+        assert equal(found(mi.load_model(tiny_model_dir("qwen2"), backend=model.info.backend)), plain)
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-@contextmanager
-def threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_pass_computes_with_as_many_threads_as_its_products_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mi.load_model("demo")
     used: list[int] = []
     note = {"blocks.0.hook_mlp_out": lambda value: used.append(torch.get_num_threads())}
-    product = 1024 * model.info.d_model * model.info.d_mlp
-    with threads(3):
+    product, before = 1024 * model.info.d_model * model.info.d_mlp, torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
         for worth, expected in ((1, 1), (2, 2), (9, 3)):  # never more than the process has
             monkeypatch.setattr(memory, "PER_THREAD", product // worth)
             model.run(torch.arange(3), capture=note)
@@ -191,3 +167,5 @@ def test_a_pass_computes_with_as_many_threads_as_its_products_are_worth(monkeypa
         with pytest.raises(ZeroDivisionError):
             model.run(torch.arange(3), capture={"blocks.0.hook_mlp_out": lambda value: 1 // 0})
         assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -22,8 +22,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import mless_interp as mi
-from mless_interp.answers.decoding import Request
-from mless_interp.answers.engines import generate_completions
 from mless_interp.models import weights as looked_at
 from mless_interp.models.base import Model
 from mless_interp.models.info import Inputs, ModelError
@@ -56,13 +54,8 @@ def cut_weights(folder: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
-def only_pickled(folder: Path) -> None:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
 def pickled_by_index(folder: Path) -> None:
-    only_pickled(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     index = {"metadata": {}, "weight_map": {"lm_head.weight": "pytorch_model.bin"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -79,23 +72,16 @@ def config(**changes: Any) -> Change:
 
 NOT_FINITE = r"holds NaN {} times and infinity {} times \(as float32\)"
 BROKEN: dict[str, tuple[Change, str]] = {
-    "a layer missing": (
-        state(lambda weights: {name: each for name, each in weights.items() if "layers.2." not in name}),
-        r"in its config: .*missing \(model.layers.2",
-    ),
-    "every name changed": (
-        state(lambda weights: {f"other.{name}": each for name, each in weights.items()}),
-        r"in its config: .*missing \(.*unexpected \(other\.",
+    "names changed": (
+        state(lambda weights: {name.replace("layers.2.", "other."): each for name, each in weights.items()}),
+        r"in its config: .*missing \(model.layers.2.*unexpected \(model.other\.",
     ),
     "another size": (config(intermediate_size=96), r"shape .*mlp.down_proj.weight is \[64, 128\] for \[64, 96\]"),
     "NaN": (put("layers.1.self_attn.q_proj.weight", float("nan")), "q_proj.weight " + NOT_FINITE.format(1, 0)),
-    "infinity": (put("layers.0.mlp.down_proj.weight", float("inf")), "down_proj.weight " + NOT_FINITE.format(0, 1)),
     "a row that no probe reads": (put("embed_tokens.weight", -np.inf), "tokens.weight " + NOT_FINITE.format(0, 1)),
     "truncated weights": (cut_weights, "cannot load model .* from this directory: "),
-    "only .bin": (only_pickled, "cannot load model .*no file named model.safetensors"),
     "index of pickled weights": (pickled_by_index, "names 'pytorch_model.bin': weights are read from safetensors only"),
     "config no JSON": (text("config.json", "{"), "is missing or damaged, it holds no JSON"),
-    "config no object": (text("config.json", "[1]"), "is damaged: expected a JSON object, got a list"),
     "unknown model type": (config(model_type="nonsense"), "cannot load .*nonsense"),
     "Kimi-K2's model type": (config(model_type="kimi_k2"), 'kimi_k2.* write "model_type": "deepseek_v3"'),
     "tokenizer of another kind": (text("tokenizer.json", "{}"), "cannot load the tokenizer of"),
@@ -181,7 +167,7 @@ def test_the_hash_is_of_names_dtypes_shapes_and_bytes_of_what_is_saved() -> None
         return WeightsHash().of(made)
 
     x = torch.arange(6.0)
-    others = [of(), of(a=x), of(b=x), of(a=x.double()), of(a=x.reshape(2, 3)), of(a=x.reshape(2, 3).T), of(a=x + 1)]
+    others = [of(), of(a=x), of(b=x), of(a=x.double()), of(a=x.reshape(2, 3)), of(a=x.reshape(2, 3).T)]
     others += [of(a=x, b=x), of(a=x, b=x + 1), of(a=x + 1, b=x)]
     assert len(set(others)) == len(others) and all(len(made) == 5 + 32 and made.startswith("xxh3:") for made in others)
     assert of(a=x, b=x + 1) == of(b=x + 1, a=x), "in any order"
@@ -191,14 +177,12 @@ def test_the_hash_is_of_names_dtypes_shapes_and_bytes_of_what_is_saved() -> None
 
 
 def test_a_config_s_hash_is_of_how_it_is_run() -> None:
-    def config(**said: Any) -> SimpleNamespace:
-        return SimpleNamespace(to_dict=lambda: said)
+    def hashed(**said: Any) -> Any:
+        return config_hash(SimpleNamespace(to_dict=lambda: said))
 
-    assert config_hash(object()) is None
-    base = config_hash(config(a=1, b={"c": 2}))
-    assert base == config_hash(config(b={"c": 2}, a=1, torch_dtype="x", use_cache=True))
-    others = [config(a=2, b={"c": 2}), config(a=1, b={"c": 3}), config(a=1), config(a=1, b={"c": 2}, rope_theta=1)]
-    assert len({base, *map(config_hash, others)}) == 5
+    base = hashed(a=1, b={"c": 2})
+    assert base == hashed(b={"c": 2}, a=1, torch_dtype="x", use_cache=True) and config_hash(object()) is None
+    assert len({base, hashed(a=2, b={"c": 2}), hashed(a=1, b={"c": 3}), hashed(a=1)}) == 4
 
 
 def in_memory(kind: str = "gemma3") -> SimpleNamespace:
@@ -208,15 +192,10 @@ def in_memory(kind: str = "gemma3") -> SimpleNamespace:
 
 @pytest.mark.slow
 def test_the_same_weights_have_one_hash_on_every_backend_and_in_memory(tiny_model_dir: Any) -> None:
-    backends = ["auto", "bridge", "nnsight"]
-    loaded = [mi.load_model(tiny_model_dir("gemma3"), backend=backend) for backend in backends]
+    loaded = [mi.load_model(tiny_model_dir("gemma3"), backend=name) for name in ("auto", "bridge", "nnsight")]
     loaded.append(mi.load_model(in_memory(), backend="bridge"))
-    hashes = {model.info.weights_hash for model in loaded}
-    assert len(hashes) == 1 and str(hashes.pop()).startswith("xxh3:")
+    assert len({model.info.weights_hash for model in loaded}) == 1
     assert all(model.weights_hash == model.info.weights_hash == model.identity["weights"] for model in loaded)
-    assert all(model.identity["toolkit"] == mi.__version__ for model in loaded)
-    half = mi.load_model(tiny_model_dir("gemma3"), backend="bridge", dtype="bfloat16")
-    assert half.weights_hash != loaded[0].weights_hash
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -324,29 +303,20 @@ def test_a_model_in_memory_stays_as_it_was(backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_threads_may_use_one_model(backend: str, tiny_model_dir: Any) -> None:
-    """One edits a layer and hides keys, the other runs plainly, replays, and completes."""
+    """One edits a layer and hides keys, the other runs plainly and replays."""
     model = mi.load_model(tiny_model_dir("llama"), backend=backend)
     again: Model = mi.wrap_model(model.underlying, tokenizer=model.tokenizer)
-    tokens = torch.arange(4, 24)[None]
-    mask = torch.ones(1, 1, 20, 20, dtype=torch.bool)
+    tokens, mask = torch.arange(4, 24)[None], torch.ones(1, 1, 20, 20, dtype=torch.bool)
     mask[..., 10:, 3:8] = False
     edits = {site(1, "mlp.hook_post"): torch.zeros_like, site(0, "attn.hook_z"): lambda z: 2 * z}
 
-    request = Request(tuple(range(4, 24)), "a", (3, 8))
-    options: dict[str, Any] = {"max_new_tokens": 3, "knockout": [mi.Head(1, 2)]}
-
-    def plain() -> Any:
+    def plain() -> torch.Tensor:
         recording = again.record(Inputs(tokens), start=6, logits_at="all")
-        return recording.logits, again.replay(recording, 1, recording.z[1], logits_at="all")
+        return torch.cat([recording.logits[:, 6:], again.replay(recording, 1, recording.z[1], logits_at="all")])
 
-    works: tuple[Callable[[], Any], ...] = (
-        lambda: model.run(Inputs(tokens, None, mask), edits=edits).logits,
-        plain,
-        lambda: torch.tensor(generate_completions(again, [request], **options)["a"].tokens),
-    )
+    works: tuple[Callable[[], Any], ...] = (lambda: model.run(Inputs(tokens, None, mask), edits=edits).logits, plain)
     expected = [work() for work in works]
     with ThreadPoolExecutor(len(works)) as pool:
         gave = [pool.submit(lambda work=work: [work() for _ in range(8)]) for work in works]
     for wanted, found in zip(expected, gave, strict=True):
-        for each in found.result(120):
-            torch.testing.assert_close(each, wanted, rtol=0, atol=0)
+        assert all(torch.equal(each, wanted) for each in found.result(120))
