@@ -159,14 +159,10 @@ def of_class(name: str, module: str = "") -> Any:
 FITS = [
     (int, np.int8(2), 2),
     (float, 3, 3),
-    (float, np.float64(0.5), 0.5),
-    (bool, np.array(True), True),
     (str | Path | None, Path("a"), Path("a")),
     (Iterable[int], np.arange(1, 3), (1, 2)),
     (tuple[int, ...], [1], (1,)),
-    (tuple[int, str], (1, "a"), (1, "a")),
     (Mapping[mi.Head, float], {"L0H1": 1}, {mi.Head(0, 1): 1}),
-    (Callable[..., int], len, len),
     (Literal["a"], "b", "b"),  # which words it knows the function says
     (mi.Head, "0:1", mi.Head(0, 1)),
     *((free, "x", "x") for free in (Any, inspect.Parameter.empty, "Undefined", jaxtyping.Float[torch.Tensor, " n"])),
@@ -186,49 +182,27 @@ def test_a_checked_function_is_still_itself() -> None:
     assert takes.__name__ == "takes" and takes.__doc__ == "What is taken."
     with pytest.raises(TypeError, match="score_heads.. got an unexpected keyword argument 'sink'"):
         mi.score_heads(None, (), sink=True)  # type: ignore[arg-type,call-arg]
-    with pytest.raises(ValueError, match="^heads: cannot read 'x' as a head: write LAYER:HEAD"):
-        mi.patch_heads(good()["model"], good()["pairs"], heads=["x"])
 
 
 HEADS = "write Head(layer, head) or 'L0H13' (zero-based)"
 UNFIT = [
     (float, float("nan"), "a number, got nan (float)"),
-    (float, "no", "a number, got 'no' (str)"),
     (int, 1.5, "a whole number, got 1.5 (float)"),
     (int, True, "a whole number, got True (bool)"),
-    (int, None, "a whole number, got None"),
     (int, [mi.Head(0, 1)], "a whole number, got several Heads"),
-    (int, [1], "a whole number, got a list"),
     (int, "1" * 99, f"a whole number, got '{'1' * 56}... (str)"),
     (bool, 1, "True or False, got 1 (int)"),
-    (bool, np.array([True]), "True or False, got a ndarray"),
-    (bool, np.int64(1), "True or False, got np.int64(1) (int64)"),
     (str | Path | None, b"a", "a text or a path or None, got b'a' (bytes)"),
-    (str | type("Prepared", (), {}), 3, "a text, got 3 (int)"),
-    (Iterable[int], 3, "several whole numbers, got 3 (int)"),
     (Iterable[int], "12", "several whole numbers, got '12' (str)"),
     (Iterable[int] | None, [1, None], "several whole numbers or None, got None at place 1 (zero-based)"),
-    (Iterable[bool], 3, "several True or False, got 3 (int)"),
-    (Iterable[Literal["a"]], 3, "several texts, got 3 (int)"),
     (Iterable[str], "ab", "several texts, got 'ab' (str): put it in a list, ['ab']"),
-    (Iterable[Callable[..., int]], 3, "several functions, got 3 (int)"),
     (Iterable["Undefined"], 3, "several Undefineds, got 3 (int)"),  # type: ignore[name-defined]  # noqa: F821
     (Mapping[mi.Head, float], {"L0H1": "much"}, f"a Mapping of Heads to numbers, got 'much' (str): {HEADS}"),
-    (Mapping[mi.Head, float], [1], f"a Mapping of Heads to numbers, got a list: {HEADS}"),
     (Callable[..., int], 3, "a function, got 3 (int)"),
     (mi.Insertion, " /", "an Insertion, got ' /' (str): for example Insertion.meaningless(\" /\", n_tokens=55)"),
-    *(
-        (type(of_class(name)), 3, f"a {name}, got 3 (int): {REMEDIES[name]}")
-        for name in ("PromptPair", "Problem", "PatchScores")
-    ),
-    (Path, of_class("odd"), "a path, got an odd"),
-    (Path, of_class("X"), "a path, got a X"),
+    (type(of_class("PromptPair")), 3, f"a PromptPair, got 3 (int): {REMEDIES['PromptPair']}"),
     (Model, "demo", "a Model, got 'demo' (str): load it first, load_model('demo')"),
-    (Model, 3, f"a Model, got 3 (int): {REMEDIES['Model']}"),
-    *(
-        (Model, of_class("Their", library), "a Model, got a Their: wrap it first, wrap_model(...)")
-        for library in ("transformer_lens.HookedTransformer", "nnsight.of.some.kind")
-    ),
+    (Model, of_class("Their", "nnsight.of.some"), "a Model, got a Their: wrap it first, wrap_model(...)"),
 ]
 
 
@@ -241,30 +215,22 @@ def test_what_does_not_fit_is_said_in_words(annotation: Any, value: Any, message
 
 def test_names_counts_and_lists_by_hand() -> None:
     assert [count_of(n, "head") for n in (0, 1, 2)] == ["0 heads", "1 head", "2 heads"]
-    assert count_of(2, "pass", "passes") == "2 passes"
     assert listed("abcdef") == "a, b, c, d, e, f" and listed("abcdefg") == "a, b, c, d, e, f and 1 more"
     known = {"entropy": 1, "mass": 2}
     assert nearest("entrop", known) == " (did you mean entropy?)" and nearest("entxyz", known) == ""
-    assert nearest("masswxyz", known) == "", "two thirds alike are not alike"
     assert one_of("mass", known, "metric") == 2 and one_of("mass", tuple(known), "metric") == "mass"
     assert several_of(["mass", "entropy"], known, "metric") == ("mass", "entropy")
     assert check_count(np.int8(1), name="n") == 1 and check_count(0, name="n", at_least=0) == 0
     check_share(0.5, name="q")
     for do, message in (
-        (
-            lambda: one_of("mas", known, "metric"),
-            "unknown metric 'mas'; choose one of entropy, mass (did you mean mass?)",
-        ),
+        (lambda: one_of("mas", known, "metric"), "'mas'; choose one of entropy, mass (did you mean mass?)"),
         (lambda: one_of(["mass"], known, "metric"), "unknown metric ['mass']; choose one of entropy, mass"),
-        (lambda: several_of(["entropy", "mas"], known, "metric"), "unknown metric 'mas'; choose"),
         (lambda: several_of("mass", known, "metric"), "metrics must be one or more different names of entropy, mass"),
         (lambda: several_of(["mass", "mass"], known, "metric"), "different names"),
         (lambda: several_of([], known, "metric"), "different names"),
         (lambda: check_count(0, name="n"), "n must be 1 or more, got 0"),
-        (lambda: check_count(1.5, name="n"), "n must be a whole number, got 1.5"),
         (lambda: check_share(0, name="q"), "q must lie between 0 and 1, got 0"),
         (lambda: check_share(1, name="q"), "q must lie between 0 and 1, got 1"),
-        (lambda: check_share("a", name="q"), "q must be a number, got 'a'"),
     ):
         with pytest.raises((TypeError, ValueError), match=re.escape(message)):
             do()
@@ -295,13 +261,12 @@ def test_one_problem_three_times_is_refused_by_every_analysis(name: str, monkeyp
     model = good()["model"]
     monkeypatch.setattr(type(model), "run", None)
     first, other = good()["problems"]
-    same_id = [first, replace(other, id=first.id), other]
-    renamed = [first, replace(first, id="again"), replace(first, id="once more", question=f" {first.question}  ")]
     own = "problems" in inspect.signature(FUNCTIONS[name]).parameters
-    for problems, message in (
-        (same_id, "the problem id .* is given twice"),
-        (renamed, "problem 'again' asks the same as"),
+    for twice, message in (
+        (replace(other, id=first.id), "the problem id .* is given twice"),
+        (replace(first, id="again", question=f" {first.question}  "), "problem 'again' asks the same as"),
     ):
+        problems = [first, twice, other]
         pairs = [replace(good()["pairs"][0], problem=each) for each in problems]
         given = {"problems": problems} if own else {"pairs": pairs}
         with pytest.raises(ValueError, match=message):

@@ -12,8 +12,7 @@ pytestmark = pytest.mark.usefixtures("untyped")
 
 def test_a_head_is_a_zero_based_name_that_reads_back() -> None:
     assert str(Head(0, 13)) == repr(Head(0, 13)) == "L0H13"
-    assert all(Head.parse(str(Head(layer, head))) == Head(layer, head) for layer in range(12) for head in range(12))
-    assert {Head(2, 5): "a"}[Head.parse("L2H5")] == "a"
+    assert {Head.parse(text) for text in ("3:14", "L3H14", "l3h14", " 3 : 14 ", "3.14", "3,14")} == {Head(3, 14)}
     assert sorted([Head(1, 0), Head(0, 21), Head(0, 3)]) == [Head(0, 3), Head(0, 21), Head(1, 0)]
     head = Head(*np.unravel_index(5, (2, 4)))
     assert head == Head(1, 1) and type(head.layer) is type(head.head) is int
@@ -26,28 +25,17 @@ def test_the_papers_layer_1_head_14_is_layer_0_head_13() -> None:
             Head.from_paper(layer=layer, head=head)
 
 
-@pytest.mark.parametrize("text", ["3:14", "L3H14", "l3h14", " 3 : 14 ", "3.14", "3,14"])
-def test_a_head_is_read_from_every_way_of_writing_it(text: str) -> None:
-    assert Head.parse(text) == Head(3, 14)
-
-
-@pytest.mark.parametrize("text", ["", "3", "3:", ":14", "3:14:1", "-1:2", "3-14", "three:one", "L3", "0x3:1"])
+@pytest.mark.parametrize("text", ["", "3", "3:14:1", "-1:2", "L3"])
 def test_text_that_names_no_head_is_refused_with_the_way_to_write_it(text: str) -> None:
     with pytest.raises(ValueError, match=r"cannot read '.*' as a head: write LAYER:HEAD, for example 0:13.*zero-based"):
         Head.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("layer", "head", "message"),
-    [
-        (-1, 0, r"layer must be 0 or more \(zero-based\), got -1.*Head.from_paper"),
-        (True, 0, r"layer must be a whole number, got True \(bool\)"),
-        (0, 1.0, "head must be a whole number, got 1.0"),
-    ],
-)
-def test_only_whole_numbers_from_0_name_a_head(layer: object, head: object, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        Head(layer, head)  # type: ignore[arg-type]
+def test_only_whole_numbers_from_0_name_a_head() -> None:
+    with pytest.raises(ValueError, match=r"layer must be 0 or more \(zero-based\), got -1.*Head.from_paper"):
+        Head(-1, 0)
+    with pytest.raises(TypeError, match="head must be a whole number, got 1.0"):
+        Head(0, 1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 A tensor on a virtual device says so (`tensor.device`), and an operation on tensors of two devices raises as CUDA's does. What
 is not imitated: kernels, streams, memory, speed.
 
-The device type is PyTorch's own place for another backend (PrivateUse1), so that `torch.zeros(3, device="virtual:1")`, `.to`,
-accelerate's hooks and autograd do what they do on any device. To PyTorch's C++, which knows of one index there, all of these
-tensors lie on `virtual:0`: what it makes by itself beside one of them has no place of its own, and takes that of the tensor
-that it meets first. In what has gradients they are in memory to it, as it would want streams and a thread of each device; a
-backward pass therefore runs in one thread, takes gradients from device to device as the forward pass went, and raises when
-two devices mix, but not when something of the memory joins one.
+The device type is PyTorch's own place for another backend (PrivateUse1). To PyTorch's C++, which knows of one index there, all
+of these tensors lie on `virtual:0`: what it makes beside one of them takes the place of the tensor that it meets first. In what
+has gradients they are in memory to it, as it would want streams and a thread of each device; a backward pass therefore runs in
+one thread and raises when two devices mix, but not when something of the memory joins one.
 """
 
 from collections.abc import Callable

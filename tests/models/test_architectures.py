@@ -87,15 +87,11 @@ def test_a_users_own_hooked_transformer_of_another_build() -> None:
 
     with pytest.raises(ModelError, match="whose attention is 'bidirectional' sees later tokens"):
         wrapped(attention_dir="bidirectional")
-    with pytest.raises(ModelError, match="with 'alibi' positions has no position ids"):
-        wrapped(positional_embedding_type="alibi")
     ungrouped = wrapped(n_key_value_heads=2, ungroup_grouped_query_attention=True)
     assert ungrouped.info.n_key_value_heads == 8  # its hooks show keys and values of every query head
     FEATURES["decomposition"](ungrouped, pairs_for(ungrouped))
     for flag in ("use_attn_result", "use_hook_mlp_in", "use_split_qkv_input"):
         assert wrapped(**{flag: True}).stepper is not None
-    experts = wrapped(num_experts=4, experts_per_token=2, gated_mlp=True, act_fn="silu", normalization_type="RMS")
-    assert experts.info.d_mlp is None
 
 
 def test_positions_of_a_table_are_whole_numbers() -> None:

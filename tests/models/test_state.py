@@ -98,12 +98,9 @@ def test_what_is_added_after_loading_is_obeyed_by_the_replay_too(model: Model, a
 @pytest.mark.filterwarnings("ignore:.* is slow. hooks were added to it")
 def test_a_checkpoint_made_with_a_hook_is_not_resumed_with_another_at_its_place(model: Model, tmp_path) -> None:
     with forward_hook(model):
-        found = swept(model, checkpoint=tmp_path / "kept.jsonl")
+        swept(model, checkpoint=tmp_path / "kept.jsonl")
     with forward_hook(model, by=3.0), pytest.raises(ValueError, match="hooks"):
         swept(model, checkpoint=tmp_path / "kept.jsonl")
-    with forward_hook(model):
-        again = swept(model, checkpoint=tmp_path / "kept.jsonl")
-    assert torch.equal(again, found)
 
 
 def everything(model: Model) -> list[Any]:
