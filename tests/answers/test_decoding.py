@@ -148,30 +148,10 @@ def test_batches_are_cut_by_length_as_if_nothing_was_kept(demo: Model) -> None:
         check_requests(demo, requests[:1], Decoding(509))
 
 
-def test_what_rows_share_and_where_padding_puts_a_span_by_hand(demo: Model) -> None:
-    def shared(*prompts: tuple[int, ...], spans: tuple[int, ...] = (0, 0), **options: Any) -> int:
-        rows = [
-            Row(Request(ids, "r", (at, at + 1)), Decoding(1), None) for ids, at in zip(prompts, spans, strict=False)
-        ]
-        return generation_engines.shared_prefix(demo, rows, Decoding(1, **options))
-
-    ten, hidden = tuple(range(10)), {"knockout": (Head(0, 0),)}
-    assert shared(ten, ten) == 9 and shared(ten[:9], ten[:9]) == 8 and shared(ten[:8], ten[:8]) == 0
-    assert shared((*ten[:8], 1, 2), (*ten[:8], 3)) == 8 and shared((*ten[:7], 1, 1), (*ten[:7], 2, 2)) == 0
-    assert shared(ten) == 0 == shared(ten, ten, arm=ARM(0.1, 99.0)), "one row; a change that is of the whole prompt"
-    assert [shared(ten, ten, spans=spans, **hidden) for spans in ((2, 2), (8, 9), (7, 8))] == [9, 8, 0]
-    where = lambda *span: generation_engines._span_of(Row(Request((), "r", span), Decoding(1), None), 10, 3)  # noqa: E731
-    assert [where(2, 10), where(4, 11), where(10, 12), where(9, 10)] == [(2, 10), (4, 14), (13, 15), (9, 10)]
-    own, stops = demo.tokenizer.pad_token_id, Decoding(1, stop_ids=frozenset([9, 7]))
-    padding = [generation_engines._pad_id(demo, stops, taken) for taken in (set(), {own}, {own, 7}, {own, 7, 9, 0})]
-    assert padding == [own, 7, 9, next(at for at in range(1, 9) if at not in (own, 7))]
-
-
 def test_an_engine_is_chosen_and_what_it_or_a_model_cannot_do_is_said(demo: Model) -> None:
     info = certified().info
     bare = Mock(spec=Model, info=info, hf_model=None, tokenizer=None)
-    for name in ("auto", "forward"):
-        assert engine_for(bare, name).name == "forward"
+    assert engine_for(bare, "auto").name == "forward"
     with pytest.raises(ModelError, match="tiny on backend 'bridge' has no Hugging Face module to generate with"):
         engine_for(bare, "hugging_face")
     with pytest.raises(ModelError, match="engine='vllm' loads the weights itself"):
@@ -186,16 +166,11 @@ def test_an_engine_is_chosen_and_what_it_or_a_model_cannot_do_is_said(demo: Mode
     bare.tokenizer = SimpleNamespace(eos_token_id=1)
     assert decoding_for(bare, max_new_tokens=1).stop_ids == {1, 2, 3, 4}
     engine, hiding = Counting(), Decoding(1, knockout=(Head(0, 0),))
-    with pytest.raises(
-        ModelError, match="engine='counting' shows no heads of demo, .*'hugging_face' or engine='forward'$"
-    ):
+    with pytest.raises(ModelError, match="engine='counting' shows no heads of demo, .*'hugging_face' or engine='forw"):
         engine.check(demo, hiding)
     engine.hides_under = ("sdpa", "flash")
-    with pytest.raises(
-        ModelError, match="demo runs 'eager' attention, .* attn_implementation='sdpa' or 'flash' to knock"
-    ):
+    with pytest.raises(ModelError, match="demo runs 'eager' attention, .* attn_implementation='sdpa' or 'flash' to kn"):
         engine.check(demo, hiding)
-    engine.check(demo, Decoding(1, arm=ARM(0.1, 99.0)))
 
 
 def test_as_many_rows_run_at_once_as_memory_holds() -> None:
@@ -208,8 +183,6 @@ def test_as_many_rows_run_at_once_as_memory_holds() -> None:
         for gpu, most, budget in ((None, 64, 2e9), (10**9, 256, 2.5e8), (10**12, 256, 2.5e11), (1, 256, 0)):
             rows = rows_at_once(replace(info, dtype=dtype), gpu, longest=100, max_new_tokens=60)
             assert rows == max(1, min(most, int(budget / (each * size + 16 * 5000))))
-    plain = rows_at_once(replace(info, d_mlp=None), 10**9, longest=100, max_new_tokens=60)
-    assert plain == rows_at_once(replace(info, d_mlp=1200), 10**9, longest=100, max_new_tokens=60)
 
 
 # ------------------------------------------------------------------------------------------------------------- stopping
@@ -243,8 +216,6 @@ def test_the_models_own_generation_config_lends_its_stop_ids_and_nothing_else(
     found = generate_completions(demo, [request], max_new_tokens=9)["a"]
     assert found.tokens == usual.tokens[:-1] and found.stop == "eos"
     assert demo.hf_model.generation_config is odd
-    monkeypatch.setattr(demo.hf_model, "generation_config", None)
-    assert generate_completions(demo, [request], max_new_tokens=9)["a"].tokens == usual.tokens
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
@@ -255,9 +226,7 @@ def test_the_models_own_generation_config_lends_its_stop_ids_and_nothing_else(
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, got 0"),
         ({"top_p": 0.0}, "top_p must lie above 0 and at most at 1, got 0.0"),
-        ({"top_p": 1.01}, "top_p must lie above 0 and at most at 1, got 1.01"),
         ({"temperature": -0.5}, "temperature must be 0 (greedy) or more, got -0.5"),
-        ({"temperature": float("inf")}, "temperature must be 0 (greedy) or more, got inf"),
         ({"engine": "tgi"}, "unknown engine 'tgi'; choose one of auto, hugging_face, forward, vllm"),
         ({"max_new_tokens": 511}, "'a': a prompt of 2 tokens and 511 new ones do not fit demo's context of 512"),
         ({"knockout": [Head(4, 1)]}, "L4H1: layer 4 is out of range (zero-based)"),
@@ -274,11 +243,8 @@ def test_wrong_settings_are_refused(options: dict[str, Any], message: str, demo:
 def test_a_module_that_computes_something_else_is_refused(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     other = lambda module, tokens: torch.zeros(1, tokens.shape[1], demo.info.d_vocab)  # noqa: E731
     monkeypatch.setattr(generation_engines, "reference_logits", other)
-    with pytest.raises(
-        ModelError, match=r'gives other logits \(off by 1.0e\+00 of the largest\); use engine="forward"'
-    ):
+    with pytest.raises(ModelError, match=r'gives other logits \(off by 1.0e\+00 of the largest\); use engine="forwa'):
         generate_completions(demo, [Request((5,), "a")], max_new_tokens=2)
-    assert generate_completions(demo, [Request((5,), "a")], max_new_tokens=2, engine="forward")
 
 
 # ----------------------------------------------------------------------------------------------------------------- vLLM
@@ -312,8 +278,6 @@ def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(demo: Mod
         assert parameters["stop_token_ids"] == [eos] and parameters["detokenize"] is False
     seeds = [parameters["seed"] for parameters in fake.given("parameters")]
     assert len(set(seeds)) == 2 and all(isinstance(seed, int) and 0 <= seed < 2**31 for seed in seeds)
-    generate_completions(demo, requests, complete=boxed, engine="vllm", **options | {"temperature": 0.0})
-    assert [parameters["seed"] for parameters in fake.given("parameters")[2:]] == [None, None]
 
 
 def test_vllm_begins_anew_where_a_longer_context_is_needed_and_its_settings_are_kept(demo: Model, by_vllm: Any) -> None:
@@ -321,26 +285,11 @@ def test_vllm_begins_anew_where_a_longer_context_is_needed_and_its_settings_are_
     requests = [Request((5,) * n, f"r{n}") for n in (5, 247, 248)]
     found = generate_completions(demo, requests, max_new_tokens=9, engine="vllm", batch_size=1)
     assert [each.stop for each in found.values()] == ["eos"] * 3
-    assert [(made["max_model_len"], made["max_num_batched_tokens"]) for made in fake.given("llm")] == [
-        (256, 8192),
-        (512, 8192),
-    ]
-    engine = VllmEngine(demo, Vllm(options={"seed": 1}))
-    assert engine.settings == {
-        "vllm": "0.33.0", "seed": 1, "enable_prefix_caching": False, "enable_chunked_prefill": False, "dtype": "float32",
-        "tensor_parallel_size": 1, "skip_tokenizer_init": True,
-    }  # fmt: skip
-    with pytest.raises(ModelError, match="not in workers of this toolkit"):
-        engine.sent()
-    for given, message in (
-        (
-            {"options": {"model": "x", "dtype": "y", "seed": 1}},
-            "the engine sets dtype, model itself: leave it out of options",
-        ),
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be 1 or more, got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Vllm(**given)
+    assert [made["max_model_len"] for made in fake.given("llm")] == [256, 512]
+    settings = VllmEngine(demo, Vllm(options={"seed": 1})).settings
+    assert (settings["vllm"], settings["seed"], settings["dtype"]) == ("0.33.0", 1, "float32")
+    with pytest.raises(ValueError, match="the engine sets dtype, model itself: leave it out of options"):
+        Vllm(options={"model": "x", "dtype": "y", "seed": 1})
 
 
 @pytest.mark.parametrize("python", [sys.executable, "/nowhere/bin/python"])
@@ -352,12 +301,11 @@ def test_vllm_needs_an_environment_that_has_it(demo: Model, python: str, monkeyp
 
 def test_vllm_says_what_it_lacks(demo: Model, by_vllm: Any) -> None:
     request, fake, told = Request((5, 6, 7), "a", (1, 2)), by_vllm([[9, 9]]), "use engine='hugging_face' or engine='for"
-    for asked, lacks in (
-        ({"arm": ARM(0.1, 99.0)}, "no activations of"),
-        ({"arm": ARM(0.1, 99.0), "knockout": [Head(0, 0)]}, "no heads and no activations of"),
+    asked: dict[str, Any] = {"arm": ARM(0.1, 99.0), "knockout": [Head(0, 0)]}
+    with pytest.raises(
+        ModelError, match=f"'vllm' shows no heads and no activations of demo, which this asks for; {told}"
     ):
-        with pytest.raises(ModelError, match=f"engine='vllm' shows {lacks} demo, which this asks for; {told}"):
-            generate_completions(demo, [request], max_new_tokens=2, engine="vllm", **asked)
+        generate_completions(demo, [request], max_new_tokens=2, engine="vllm", **asked)
     assert fake.given("llm") == [], "its process has not begun"
 
 

@@ -14,7 +14,6 @@ import pytest
 import mless_interp as mi
 from mless_interp.answers import equivalence, grade, has_closed_box, last_box
 from mless_interp.answers.compare import compare
-from mless_interp.answers.graders import stripped
 
 pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
 
@@ -57,7 +56,7 @@ SAME = [
     (r"\emptyset", r"\{ \}"), ("(x,y)=(1,2)", "(1,2)"), ("D = [0, 1)", "[0,1)"),
     (r"A = \begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
     (r"\left[\begin{array}{cc} 1 & 2 \\ 3 & 4 \end{array}\right]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
-    ("2, 100", "100, 2"),
+    ("2, 100", "100, 2"), ("f(x)=2", "2"), (r"\theta=2", "2"), ("x_{12}=2", "2"), ("((5))", "5"), (r"\text{5 cm}", "5 cm"),
 ]  # fmt: skip
 OTHER = [
     ("7 7", "77"), ("7 8", "15"), ("0.333333", r"\frac13"), ("1.414214", r"\sqrt2"), ("3.14", r"\pi"), ("0.5", r"50\%"),
@@ -68,7 +67,7 @@ OTHER = [
     (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"), ("seat", r"\text{east}"),
     (r"\text{Navin Evelyn}", r"\text{Evelyn}"), (r"\infty", r"-\infty"), (r"3:30\text{ a.m.}", r"3:30\text{ p.m.}"),
     (r"\mathbb{R}", r"(0,\infty)"), (r"\mathbb{Z}", r"\mathbb{R}"), ("(a,b)=(1,2)", "(x,y)=(1,2)"),
-    ("(x,y)=(1,2)", "(2,1)"),
+    ("(x,y)=(1,2)", "(2,1)"), ("2x=4", "4"), ("x<=5", "5"), (r"\sin x=1", "1"), ("5", "y=6"),
     (r"\left|\begin{array}{cc}1&2\\3&4\end{array}\right|", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
 ]  # fmt: skip
 
@@ -77,26 +76,6 @@ OTHER = [
 def test_the_same_answer_is_right_and_another_one_wrong(pairs: list[tuple[str, str]], equal: bool) -> None:
     both = [*pairs, *((gold, answer) for answer, gold in pairs)]
     assert [each for each in both if compare(*each).equal is not equal] == []
-
-
-def test_the_papers_grader_is_the_papers() -> None:
-    assert mi.grade_paper(r"\boxed{1}", r"\frac{14}{3}")
-    assert not mi.grade_paper(r"\boxed{1+x}", "x+1")
-    assert not mi.grade_paper("7", "7")
-    assert not mi.grade_paper(r"\boxed{{}}", "7")  # the doubled braces that the released code really sends
-    assert mi.grade_paper(r"\boxed{\frac}", r"\frac") and not mi.grade_paper(r"\boxed{\frac}", r"\frac{1}{2}")
-    assert stripped(r"\tfrac12") == r"\frac{1}{2}" == stripped("0.5") == stripped("1/2")
-    assert stripped(r"x=\sqrt3\text{ cm}") == r"\sqrt{3}"
-    with pytest.raises(IndexError, match="string index out of range"):
-        stripped(r"\frac")
-
-
-def test_all_grades_at_once_with_what_decided() -> None:
-    found = grade(r"so \boxed{ 7 } <eos>", "7")
-    assert (found.strict, found.paper, found.boxed, found.answer, found.decided) == (True, True, True, "7", "text")
-    decided = {"7": "no box", r"\boxed{ }": "empty box", r"\boxed{14/2}": "number", r"\boxed{1,7}": "parts"}
-    decided[r"\boxed{\sqrt{49}}"] = "math-verify"
-    assert {text: grade(text, "7").decided for text in decided} == decided
 
 
 # ------------------------------------------------------------------------------------------------------------ MATH-500
@@ -168,8 +147,7 @@ def test_what_would_never_end_is_given_up(answer: str, monkeypatch: pytest.Monke
     assert compare(r"\sqrt{28}", r"2\sqrt{7}").equal  # and the next question has an answer
 
 
-def test_the_process_is_this_python_s_and_quiet() -> None:
-    """Its path holds no folder of ours, only its answers come back, and it ends with the interpreter."""
+def test_the_process_is_this_python_s_and_ends_with_it() -> None:
     worker = equivalence._Worker()
     assert worker.ask(answer=r"\sqrt{4}é", gold=r"2é") is not None
     assert worker.ask(answer="x", gold="x") is True

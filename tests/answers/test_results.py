@@ -82,11 +82,10 @@ def test_graders_stand_side_by_side() -> None:
     (row,) = found.table().to_dict("records")
     assert (row["accuracy"], row["paper"], row["boxed"]) == (0.25, 0.75, 0.5)
     assert list(found.to_frame()["decided"]) == ["empty box", "no box", "text", "number"]
-    assert "samples each" not in found.explain()
     both = [row | {"treatment": name} for row in made for name in ("a", "b")]
     found = mi.AccuracyResults.from_rows(both, problem_ids=[f"p{i}" for i in range(4)], treatments=["a", "b"])
     (compared,) = found.compare_all(grader="paper").comparisons
-    assert (compared.grader, compared.accuracy_first, compared.accuracy_second) == ("paper", 0.75, 0.75)
+    assert (compared.accuracy_first, compared.accuracy_second) == (0.75, 0.75)
 
 
 def test_pass_at_k_is_the_unbiased_one() -> None:
@@ -95,21 +94,10 @@ def test_pass_at_k_is_the_unbiased_one() -> None:
     assert_allclose(found.pass_at(2), [(0 + 0.5 + 1) / 3])
     assert found.pass_at(1).item() == found.table()["accuracy"].item() == pytest.approx(1 / 3)
     assert found.table()["pass_at_4"].item() == pytest.approx(2 / 3)
-    assert "3 problems, 4 samples each" in found.explain()
     right[2, 0, 1:] = np.nan
     assert_allclose(results(right, ("none",)).pass_at(2), [0.25])  # the problem with one sample is left out
     with pytest.raises(ValueError, match="pass@5 needs k from 1 to the 4 samples"):
         found.pass_at(5)
-
-
-def test_cut_off_answers_and_grades_given_up_are_said() -> None:
-    right = one_sample(10, 0.5)
-    made = [row | {"cut_off": True, "decided": "gave up"} for row in rows(right, ("none",))]
-    found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(10)], treatments=["none"])
-    assert "answers were cut off (none 100 %)" in repr(found)
-    assert "10 grades were not decided (out of time or memory) and count as wrong" in found.explain()
-    assert found.table()["gave_up"].item() == 1
-    assert "were cut off" not in repr(results(one_sample(20, 0.5), ("none",))), "one of 20 is no more than 5 %"
 
 
 def test_every_interval_has_the_confidence_and_the_seed_that_are_asked_for() -> None:
@@ -118,7 +106,6 @@ def test_every_interval_has_the_confidence_and_the_seed_that_are_asked_for() -> 
     shares = right.mean(2)
     expected = statistics.mean_interval(shares, confidence=0.8, seed=3)
     assert_allclose([found.accuracy().low, found.accuracy().high], [expected.low, expected.high])
-    assert found.accuracy().method == f"{expected.method} over problems"
     compared, change = (
         found.compare("a", "b"),
         statistics.mean_interval(shares[:, 1] - shares[:, 0], confidence=0.8, seed=3),
@@ -141,37 +128,13 @@ def test_what_does_not_change_has_an_exact_bound_and_one_problem_no_limits() -> 
     same = results(np.ones((40, 2, 4)), ("a", "b")).compare("a", "b")
     bound = 1 - 0.025 ** (1 / 40)
     assert (float(same.difference.low), float(same.difference.high)) == pytest.approx((-bound, bound))
-    assert (same.p, same.test, same.difference.method) == (
-        1,
-        "exact sign test of the problems that differ",
-        "exact bound",
-    )
+    assert same.p == 1
     for n in (0, 1):
         right = np.full((1, 2, 2), np.nan)
         right[:n] = [[0, 1], [1, 1]]
         alone = results(right, ("a", "b")).compare("a", "b")
         assert (alone.n, alone.n_left_out, len(alone.gained)) == (n, 1 - n, n) and np.isnan(float(alone.difference.low))
         assert float(alone.difference.estimate) == 0.5 if n else np.isnan([alone.p, alone.accuracy_first]).all()
-
-
-def test_a_headline_names_each_treatment_that_changes_right_answers() -> None:
-    right = np.zeros((40, 4, 1))
-    for at, n in enumerate((10, 30, 26, 11)):
-        right[:n, at] = 1
-    names = ("none", "mless", "mful", "words")
-    assert results(right[:, :3], names[:3]).headline() == (
-        "2 of 2 treatments change right answers against 'none' (25.0 % right), in points: 'mless' +50.0, 'mful' +40.0."
-    )
-    told = results(right[:, [0, 3, 1]], ("none", "words", "mless")).headline()
-    assert told.startswith("'mless' raises right answers: 75.0 % against 25.0 % under 'none' (+50.0 points [")
-    assert told.endswith("20 gained, 0 lost of 40 problems, p = 3.8e-06 after Holm over 2 comparisons); no difference is shown "
-                         "for 1 other treatment.")  # fmt: skip
-    told = results(right[:, [1, 3, 0]], ("mless", "words", "none"))
-    assert told.compare("mless", "none").headline().startswith("'none' lowers right answers: 25.0 % against 75.0 %")
-    against = replace(told, settings={"reference": "none"})
-    assert list(against.printed()["gained"].fillna(-1)) == [20, 1, -1]
-    with pytest.raises(ValueError, match="there is only one treatment, 'none': nothing to compare"):
-        results(right[:, :1], ("none",)).compare_all()
 
 
 # ------------------------------------------------------------------------------------------------------------- compare
@@ -186,7 +149,6 @@ def test_a_paired_comparison_by_hand(by_hand: mi.AccuracyResults) -> None:
     sd = np.std([1] * 33 + [-1] * 20 + [0] * 447, ddof=1)
     assert float(found.difference.standard_error) == pytest.approx(sd * (499 / 500) ** 0.5 / 500**0.5)
     assert float(found.difference.low) == pytest.approx(0.026 - 1.96 * sd / 500**0.5, abs=0.004)
-    assert found.headline().startswith("No change is shown for 'mless': ") and "Holm" not in found.headline()
     back = by_hand.compare("mless", "none")
     assert (back.p, back.gained, float(back.difference.estimate)) == (found.p, found.lost, -13 / 500)
 
@@ -197,7 +159,6 @@ def test_only_problems_answered_under_both_are_compared(by_hand: mi.AccuracyResu
     assert found.accuracy_first == found.accuracy_second == 362 / 400
     bound = 1.959964**2 / (400 + 1.959964**2)  # Tango's where nothing changed
     assert (float(found.difference.low), float(found.difference.high)) == pytest.approx((-bound, bound))
-    assert f"a true difference of up to {100 * bound:.1f} points fits too" in found.explain()
 
 
 def test_holm_is_over_the_comparisons_made() -> None:
@@ -205,11 +166,8 @@ def test_holm_is_over_the_comparisons_made() -> None:
     p = np.array([one.p for one in found.comparisons])
     corrected = [one.p_corrected for one in found.comparisons]
     assert_allclose(np.sort(corrected), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
-    table = found.to_frame()
-    assert list(table["second"]) == ["mless", "mful"] and list(table["p_corrected"]) == corrected
-    assert all(words.count("after Holm over 2 comparisons") == 1 for words in (found.headline(), found.details()[0]))
-    gain = 100 * float(found.comparisons[0].difference.estimate)
-    assert "change, points [95 %]" in repr(found) and f"{gain:+.1f}".lstrip("+") in repr(found).splitlines()[-3]
+    with pytest.raises(ValueError, match="there is only one treatment, 'none': nothing to compare"):
+        results(one_sample(3, 0.5), ("none",)).compare_all()
 
 
 @pytest.mark.parametrize("n", range(1, 13))

