@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.arguments import one_of
-from ..prompts.conditions import CONTRASTS, as_words
+from ..prompts.conditions import CONTRASTS, OF_CIRCUITS, as_words
 from ..prompts.problems import Problem
 from .command_line import MODEL_HELP, Pairing, SignedOutcome, argument, chosen_names, is_model, option
 from .run_folder import Computed, Kept, Presented, Report, program
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 N_CONFIRM = 64
 """Fresh problems where nothing else is asked for."""
-OF_CIRCUITS = ("content", "computed", "inside", "replaced")
 PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
 """Of a circuit, in the order of the story."""
 

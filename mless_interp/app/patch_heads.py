@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.arguments import Arguments, count_of, one_of
-from ..prompts.conditions import CONTRASTS, as_words
+from ..prompts.conditions import CONTRASTS, LOCATED, as_words
 from ..prompts.problems import Problem
 from .command_line import NAMES, Contrast, Edit, Outcome, Pairing, option
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 PROBLEMS = {"locate": 64, "sweep": 32}
 """How many, by mode, where nothing else is asked for."""
-LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")
 N_RANDOM_SETS = 5
 """Random sets that answers are compared with, at most: each costs an answer per problem."""
 N_SHOWN = 4

@@ -14,6 +14,7 @@ from ..models.base import Model
 from ..models.info import ModelError
 from ..patching.effect import Parts, fewest_for
 from ..patching.prepared import Settings
+from ..prompts.conditions import OF_CIRCUITS
 from ..prompts.pairs import REPLACED, PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, largest_first
@@ -35,7 +36,6 @@ PARTS = {  # with their headings, in the order of the story
     "sets": "Which heads suffice, and which are needed",
     "transfer": "The effect without the tokens",
 }
-CONTRASTS = ("content", "computed", "inside", "replaced")
 OF_EDGES = 1 - (1 - CONFIDENCE) / 2
 """Confidence of the edges of each direction: both directions are one family of tests."""
 PRINTED = ("edges", "sets", "direct", "transfer", "positions", "sufficient", "sites")
@@ -173,7 +173,7 @@ def trace_circuit(
     Raises `ValueError` where no part can be measured.
     """
     several_of(tuple(parts), PARTS, "part of a circuit")
-    one_of(contrast, CONTRASTS, "contrast of a circuit")
+    one_of(contrast, OF_CIRCUITS, "contrast of a circuit")
     one_of(mlps, ("auto", "all", "none"), "mlps")
     named_on, others = tuple(pairs), None if fresh is None else tuple(fresh)
     measured = others or named_on

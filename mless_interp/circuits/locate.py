@@ -18,7 +18,7 @@ from ..patching.knockouts import joint_knockout, read_effects
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import Prepared, Settings, prepare
 from ..patching.sweep import PatchScores, Sweep, sweep_heads
-from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
+from ..prompts.conditions import CONTRASTS, DIRECTIONS, LOCATED, Contrast
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of, pairs_like
 from ..prompts.problems import overlap
@@ -30,8 +30,6 @@ from .judge import OTHERS, SIDES, Claims, few_problems, measured
 from .located import Confirmation, LocatedHeads
 
 MODES = {"exact": "all heads on all problems, exactly", "screen": "heads screened on the other half of the problems"}
-LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")
-"""The contrasts whose heads can be located."""
 UNTOLD: Settings = {"left_out": {}, "control_prompts": {}}
 """What the settings say of controls where none were run."""
 N_SCREENED = 64

@@ -1,4 +1,4 @@
-"""Models whose circuits are known because they were planted, and random stand-ins for models that are not here."""
+"""Models whose circuits are known, random stand-ins, and what must hold exactly: identities, certificate, a user's hook."""
 
 import lazy_loader
 

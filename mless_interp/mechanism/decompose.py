@@ -33,7 +33,7 @@ from ..statistics import Prevalence, defined_mean, fewest_problems, mean_interva
 DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
 """Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
 RUNS = ("inserted", "masked", "held", "blind", "base")
-"""The order of runs in a batch."""
+"""The first runs of a batch, in order."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a pattern that is held at once."""
 SHARES = ("share", "scale_share", "bias_share", "shift_share", "rest_share")
@@ -254,7 +254,7 @@ def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
     """Name the conditions that these contrasts need, in the order of the batch."""
     of = map(CONTRASTS.__getitem__, contrasts)
     needed = {run for contrast in of for run in (contrast.clean, contrast.corrupted, _matched_run(contrast))}
-    return tuple(run for run in RUNS if run in needed)
+    return tuple(run for run in dict.fromkeys((*RUNS, *CONDITIONS)) if run in needed)
 
 
 def _numbers(

@@ -17,7 +17,7 @@ from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
 from ..models.memory import rows_per_pass
-from ..prompts.conditions import CONTRASTS, Contrast
+from ..prompts.conditions import CONTRASTS, OF_CIRCUITS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime import results
 from ..runtime.columns import columns_of
@@ -100,8 +100,7 @@ def joint_knockout(
 
 def cutting(contrast: str) -> Contrast:
     """Look up a contrast in which heads can be cut off or given what they wrote clean."""
-    known = {name: each for name, each in CONTRASTS.items() if each.cuts or each.changes_from == "tokens"}
-    return one_of(contrast, known, "contrast that hides or exchanges tokens")
+    return one_of(contrast, {name: CONTRASTS[name] for name in OF_CIRCUITS}, "contrast that hides or exchanges tokens")
 
 
 def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: int) -> tuple[tuple[Head, ...], ...]:
