@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import small_results as results
-from conftest import needs_hooked_transformer
 from located_under_test import SLASHES, located, pairs_of
-from models_under_test import hooked, planted_here, planted_problems
+from models_under_test import planted_here, planted_problems
 
-import mless_interp as mi
 from mless_interp.circuits import locate
 from mless_interp.circuits.locate import locate_heads
 from mless_interp.circuits.located import Confirmation
@@ -26,11 +24,8 @@ def made(**changed: Any) -> Confirmation:
 
 def test_who_is_confirmed_by_hand() -> None:
     found = results.confirmed()
-    table = found.table().set_index("label")
-    assert table.loc["L0H1", "removed_p"] == 6 / 2**10, "Holm over the three claims and both sides, one sense"
+    assert found.table().set_index("label").loc["L0H1", "removed_p"] == 6 / 2**10, "three claims, both sides, one sense"
     assert found.p[0] == 3 / 2**10, "Holm over the three claims, each by all its sides"
-    assert table.loc["L0H0", "added_k"] == 5, "in the sense that was claimed: against"
-    assert "4 problems are too few to confirm any of 3 heads" in results.confirmed(1.0, 4).caveats()[0]
 
 
 def test_named_heads_stand_first_however_large_the_median_of_others() -> None:
@@ -50,8 +45,7 @@ def test_claims_have_to_pass_on_their_sides_and_in_their_sense() -> None:
     turned = {name: -array for name, array in values.items()}
     assert made(values=turned, senses=np.array([-1, -1, 1])).confirmed.tolist() == [True, True, False]
     assert not made(values=turned).confirmed.any()
-    other_way = made(values=turned, total=-made().total)
-    assert not other_way.confirmed.any() and not other_way.established
+    assert not made(values=turned, total=-made().total).confirmed.any()
 
 
 @pytest.fixture
@@ -64,52 +58,25 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locate, "measure", sweeps)
 
 
-def refused(words: str, used: Any, fresh: Any, insertion: Insertion = SLASHES) -> None:
-    model = planted_here()[1]
-    pairs, confirm = make_pairs(model, used, SLASHES), make_pairs(model, fresh, insertion)
-    with pytest.raises(ValueError, match=words):
-        locate_heads(model, pairs, confirm=confirm, progress=False)
-
-
 @pytest.mark.usefixtures("nothing_runs")
-def test_problems_that_named_the_heads_and_other_prompts_are_refused() -> None:
+def test_problems_that_named_the_heads_their_variants_and_other_prompts_are_refused() -> None:
     planted, model = planted_here()
-    problems = planted_problems(planted, 8)
-    renamed = [replace(problem, id=f"other {problem.id}") for problem in problems[1:3]]
-    rephrased = [replace(problem, question=problems[5].question) for problem in problems[:1]]
-    for again, first in ((problems[2:6], problems[2].id), (renamed, renamed[0].id), (rephrased, rephrased[0].id)):
-        words = f"among those that name the heads.*give others .first: '{first}'"
-        refused(words, problems[:4], again)
-    for other, has, had in (
-        (Insertion.meaningless(" /", 19), "n_tokens=19", "n_tokens=20"),
-        (Insertion.meaningless(" /", 20, before="system"), "before='system'", "before='question'"),
-    ):
-        words = f"have another insertion .*{has}.* than those .*{had}.*: make both with the same one"
-        refused(words, problems[:4], problems[4:], other)
-    with pytest.raises(ValueError, match="there are no prompt pairs"):
-        locate_heads(model, make_pairs(model, problems[:4], SLASHES), confirm=[], progress=False)
-
-
-@pytest.mark.usefixtures("nothing_runs")
-@needs_hooked_transformer
-def test_the_same_tokens_beside_other_clean_ones_are_refused() -> None:
-    used, fresh = (mi.pairs_from_ids([[1, 2, 3], [2, 3, 4]], [1, 2], clean=[[at, 2, 3], [at, 3, 4]]) for at in (0, 5))
-    with pytest.raises(ValueError, match="2 of 2 problems to confirm on are among those"):
-        locate_heads(hooked(), used, confirm=fresh, contrast="replaced", progress=False)
-
-
-@pytest.mark.usefixtures("nothing_runs")
-@pytest.mark.parametrize("grouped", [True, False])
-def test_variants_of_problems_that_named_the_heads_are_refused(grouped: bool) -> None:
-    """48 variants of three stories name heads that are their own, and 24 further variants confirm them."""
-    problems = planted_problems(planted_here()[0], 8, n_clauses=(3, 3))
+    problems = planted_problems(planted, 8, n_clauses=(3, 3))
     said = problems[0].question.split()
     at = next(place for place, word in enumerate(said) if word.isdigit())
     also = replace(problems[0], id="also", question=" ".join([*said[:at], "3", *said[at + 1 :]]), answer="3")
-    fresh = (*problems[4:], replace(also, group=problems[0].id if grouped else None))
-    alike = f"some of 5 problems to confirm .*'{problems[0].id}' and 'also' share"
-    words = "1 of 5 problems .*first: 'also'" if grouped else alike
-    refused(words, problems[:4], fresh)
+    same = "among those that name the heads.*give others .first: "
+    for fresh, insertion, words in (
+        (problems[2:6], SLASHES, f"{same}'{problems[2].id}'"),
+        ([replace(problems[1], id="renamed")], SLASHES, f"{same}'renamed'"),
+        ((*problems[4:], replace(also, group=problems[0].id)), SLASHES, "1 of 5 problems .*first: 'also'"),
+        ((*problems[4:], also), SLASHES, f"some of 5 problems to confirm .*'{problems[0].id}' and 'also' share"),
+        (problems[4:], Insertion.meaningless(" /", 19), "another insertion .*n_tokens=19.* than those .*n_tokens=20"),
+        ([], SLASHES, "there are no prompt pairs"),
+    ):
+        confirm = make_pairs(model, fresh, insertion) if fresh else []
+        with pytest.raises(ValueError, match=words):
+            locate_heads(model, make_pairs(model, problems[:4], SLASHES), confirm=confirm, progress=False)
 
 
 @pytest.mark.usefixtures("nothing_runs")

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from analyses_under_test import asked, whole
-from located_under_test import SLASHES, N, pairs_of, planted_kinds
+from located_under_test import pairs_of, planted_kinds
 from models_under_test import planted_here, planted_problems
 
 from mless_interp.circuits.judge import KINDS, LEAST_MATCHED, MEASURES, Claims, beside_controls, specificity
-from mless_interp.circuits.locate import Controls, draws_beside, locate_heads
+from mless_interp.circuits.locate import Controls, locate_heads
 from mless_interp.core.heads import Head
 from mless_interp.patching.effect import Effect
 from mless_interp.patching.interventions import MatchedMassKnockout
@@ -51,9 +51,7 @@ def one(own: Any, random: Any, matched: Any, kind: str = "reader", *, sense: int
         (-1.0, 0.1, 0.1, "reader", -1, True),  # in its own sense
         (-1.0, 0.1, 0.1, "reader", 1, False),  # the other way than claimed
         (1.0, 1.4, 0.1, "reader", 1, False),  # random words do as much
-        (1.0, 0.98, 0.1, "mediator", 1, False),  # or less by less than the smallest effect
         (1.0, 0.1, 1.4, "reader", 1, False),  # any attention taken does as much
-        (1.0, 0.1, 1.4, "conditional reader", 1, False),
         (1.0, 0.1, 1.4, "mediator", 1, True),  # a mediator reads nothing that could be matched
         (1.0, 0.1, 1.4, "redundant reader", 1, True),  # not needed: its knockout claims nothing
         (1.0, 0.1, NAN, "reader", 1, True),  # not enough other attention: random words decide
@@ -91,22 +89,12 @@ def test_holm_is_over_the_named_heads_and_their_p_comes_from_fresh_problems_only
     for fresh, p in ((True, [2 / 2**9] * 2), (False, [NAN] * 2)):
         table = beside_controls(Effect(np.ones(9)), said, both, controls, fresh=fresh)
         np.testing.assert_array_equal(table["p_specific"], p)
-    table = beside_controls(Effect(np.ones(9)), said, both, {}, fresh=True)
-    assert table["effect"].tolist() == [1.0, 1.0] and table["random_effect"].isna().all()
-    assert table[["exceeds_random", "exceeds_random_n", "p_specific"]].isna().all(axis=None), "not 0 of 0 problems"
     # where nothing can be cut off, z patches alone
     uncut = replace(said, kinds=("carrier", "sufficient only"))
     z = {name: np.full((9, 2), each) for name, each in (("z_removed", 0.5), ("z_added", 0.3))}
     beside = {f"random_{name}": each / 10 for name, each in z.items()}
     table = beside_controls(Effect(np.ones(9)), uncut, z, beside, fresh=True)
     np.testing.assert_allclose(table[["effect", "random_effect"]], [[0.5, 0.05], [0.3, 0.03]])
-    assert table[["mful_effect", "shift_effect", "matched_mass_effect"]].isna().all(axis=None)
-
-
-def test_draws_leave_out_the_insertion_under_study() -> None:
-    own = Insertion.random_sentence(4, seed=3, draw=1)
-    assert draws_beside(own, 3, 3) == [0, 2, 3]
-    assert draws_beside(own, 3, 4) == draws_beside(SLASHES, 3, 3) == [0, 1, 2]
 
 
 def test_the_gap_alone_is_the_shift_contrast() -> None:
@@ -133,9 +121,6 @@ def test_the_readers_are_knocked_out_together_against_random_sets() -> None:
     assert joint.effect == pytest.approx(told.total, rel=0.05), "together they are the whole effect"
     reads = [told.heads.index(head) for head in joint.heads]
     assert joint.singles == pytest.approx(told.values["knockout"][:, reads]) and joint.p == pytest.approx(1 / 6)
-    for name in ("random", "mful"):
-        assert told.controls[f"{name}_knockout"].shape == (N, len(found.found))
-    assert set(told.settings["control_prompts"]) == {"random-0", "random-1", "mful-0"}
 
 
 def test_without_fresh_problems_the_same_ones_hold_the_named_heads() -> None:
@@ -144,22 +129,15 @@ def test_without_fresh_problems_the_same_ones_hold_the_named_heads() -> None:
     found = locate_heads(model, pairs_of(made, model, 9), **options, progress=False)
     assert found.found == planted_kinds(made) and found.joint is not None and found.reads is not None
     assert not found.joint.chosen_elsewhere and not found.reads.chosen_elsewhere and len(found.joint.sets) == 2
-    reads = [found.heads.index(head) for head in found.joint.heads]
-    assert (
-        set(found.joint.heads) == set(made.readers)
-        and (found.joint.singles == found.values["knockout"][:, reads]).all()
-    )
     assert set(found.settings["control_prompts"]) == {"random-0", "mful-0"} and found.settings["left_out"] == {}
     assert found.control_table()["random_effect"].notna().all() and found.control_table()["p_specific"].isna().all()
 
 
 def test_controls_need_one_insertion() -> None:
     made, model = planted_here()
-    problems = planted_problems(made, 8)
-    for second in (Insertion.meaningless(" /", 7), Insertion.random_sentence(20)):
-        pairs = [*make_pairs(model, problems[:2], SLASHES), *make_pairs(model, problems[2:4], second)]
-        with pytest.raises(ValueError, match=r"the pairs have 2 insertions \(.*, .*\): .* leave controls out"):
-            locate_heads(model, pairs, progress=False)
+    pairs = [*pairs_of(made, model, 2), *make_pairs(model, planted_problems(made, 2), Insertion.random_sentence(20))]
+    with pytest.raises(ValueError, match=r"the pairs have 2 insertions \(.*, .*\): .* leave controls out"):
+        locate_heads(model, pairs, progress=False)
 
 
 def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
@@ -179,9 +157,6 @@ def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
         assert np.abs(each[0] - each[1]).max() > 0.01, "else an average shows nothing"
         assert np.allclose(held, np.mean(each, axis=0), atol=1e-5)
     assert np.allclose(found["random_size_removed"], np.mean(np.abs(each), axis=0), atol=1e-5)
-    assert (
-        found["random_size_added"] >= np.abs(found["random_edge_noise"] + found["random_mediated_added"]) - 1e-6
-    ).all()
     repeated = make_pairs(model, [pair.problem for pair in own], Insertion.meaningful("he", own[0].n_inserted))
     left_out: dict[str, str] = {}
     again = controls._other_insertions(prepare(model, repeated), heads[:1], left_out, {})

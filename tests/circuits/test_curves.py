@@ -1,4 +1,4 @@
-"""Circuit curves: ends, sizes, planted heads first, random orders, numbers by hand, messages."""
+"""Circuit curves: ends, sizes, random orders, areas by hand, messages."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ARCHITECTURES
 from models_under_test import loaded, pairs_for
 from small_results import curve as curve_by_hand
 
@@ -15,11 +14,8 @@ from mless_interp.core.heads import Head
 from mless_interp.patching.sweep import patch_heads
 
 
-@pytest.mark.parametrize(
-    "architecture", [pytest.param(each, marks=() if each == "qwen2" else pytest.mark.slow) for each in ARCHITECTURES]
-)
-def test_no_head_one_and_all_are_as_in_a_sweep_of_knockouts(architecture: str, tiny_model_dir: Any) -> None:
-    model, head = loaded(tiny_model_dir(architecture), "bridge"), Head(1, 2)
+def test_no_head_one_and_all_are_as_in_a_sweep_of_knockouts(tiny_model_dir: Any) -> None:
+    model, head = loaded(tiny_model_dir("qwen2"), "bridge"), Head(1, 2)
     pairs, n = pairs_for(model, count=2), len(model.info.heads)
     made = circuit_curve(model, pairs, [head], fractions=(1 / n,), n_random=0, progress=False)
     exact = patch_heads(model, pairs, heads=[head], edit="knockout", direction="noising", progress=False)
@@ -34,7 +30,7 @@ def with_orders(*orders: Sequence[float], sign: float = 1.0) -> CircuitCurve:
     return replace(curve_by_hand(), orders=names, values=sign * np.tile(orders, (6, 1, 1)) + 3.0)
 
 
-def test_areas_and_sentences_by_hand() -> None:
+def test_areas_by_hand() -> None:
     """Sizes 0, 1/16, 2/16, 4/16 and all: trapezoids of 1, 1, 2 and 12 sixteenths."""
     found = with_orders([0, 0.25, 0.75, 1, 1], [0, 0, 0, 0, 1], [0, 0.5, 0.5, 0.5, 1], [0, 1, 1, 1.5, 1])
     cpr = np.array([0.125 + 0.5 + 1.75 + 12, 12 * 0.5, 0.25 + 0.5 + 1 + 9, 0.5 + 1 + 2.5 + 15]) / 16
@@ -43,22 +39,12 @@ def test_areas_and_sentences_by_hand() -> None:
     assert np.isnan(found.p_random) and replace(found, chosen_elsewhere=True).p_random == 1 / 3
     worse = with_orders([0, 0, 0, 0.25, 1], [0] * 4 + [1], [0, 0.5, 0.5, 0.5, 1], [0, 0, 0, 0.25, 1])
     assert replace(worse, chosen_elsewhere=True).p_random == 1
-    table = found.table()
-    assert table["n_heads"].tolist() == [0, 1, 2, 4, 16] and table["fraction"].tolist() == [0, 1 / 16, 1 / 8, 1 / 4, 1]
     columns = ["faithfulness", "reversed", "random_mean", "random_low", "random_high"]
-    np.testing.assert_allclose(table[columns].iloc[3], [1, 0, 1, 0.5, 1.5])
-    assert "with the first 2 of 16 heads" in found.headline() and "first 5 to 16 of 16 heads" in worse.headline()
-    assert f"CPR {cpr[0]:.3f}, CMD {1 - cpr[0]:.3f}; 2 random orders with the same layers: CPR" in found.details()[1]
-    assert replace(found, chosen_elsewhere=True).details()[1].endswith(" on average; p = 0.333 for the CMD.")
-    assert "with the first 1 of 16 heads" in with_orders([0, 0.5, 0.75, 1, 1], [0, 0, 0, 0, 1]).headline()
+    np.testing.assert_allclose(found.table()[columns].iloc[3], [1, 0, 1, 0.5, 1.5])
     lowers = with_orders([0, 0.25, 0.75, 1, 1], [0, 0, 0, 0, 1], sign=-1.0)
     np.testing.assert_allclose(lowers.cpr, cpr[:2])
-    assert lowers.table()["random_mean"].isna().all() and len(lowers.details()) == 1
     nothing = with_orders(*[[0, 0, 0, 0, 0]] * 3)
-    assert np.isnan(nothing.faithfulness).all() and np.isnan(nothing.cpr).all()
-    assert np.isnan(replace(nothing, chosen_elsewhere=True).p_random) and "no curve to draw" in nothing.headline()
-    frame = found.to_frame().set_index(["order", "n_heads"])["outcome"]
-    assert (frame["random 1", 4] == 4.5).all() and len(frame) == 6 * 4 * 5
+    assert np.isnan(nothing.cpr).all() and "no curve to draw" in nothing.headline()
 
 
 def test_sizes_that_round_to_the_same_number_count_once() -> None:
@@ -69,9 +55,7 @@ def test_sizes_that_round_to_the_same_number_count_once() -> None:
 def test_random_orders_keep_the_layer_of_every_place() -> None:
     order = [Head(layer, head) for head in range(4) for layer in (1, 0)]
     first, second = (same_layers(order, seed=0, draw=draw) for draw in (0, 1))
-    for made in (first, second):
-        assert [head.layer for head in made] == [head.layer for head in order]
-        assert set(made) == set(order)
+    assert [head.layer for head in first] == [head.layer for head in order] and set(first) == set(order)
     assert first != second and first == same_layers(order, seed=0, draw=0)
 
 

@@ -19,13 +19,6 @@ from mless_interp.models.sites import attention_sites, site
 HEADS = ["L0H1", "L1H2", "L2H6"]
 
 
-BUILDS = [
-    pytest.param(name, backend, marks=[] if (name, backend) == ("Llama", "bridge") else [pytest.mark.slow, *marks])
-    for name in ("Llama", "GPT-2", "Gemma 2")
-    for backend, marks in (("hooked_transformer", [needs_hooked_transformer]), ("bridge", []), ("nnsight", []))
-]
-
-
 def taken(hand: ByHand, head: mi.Head) -> torch.Tensor:
     """What the stream gets from what a head reads of the span, row by row, from its pattern."""
     pattern, v, z_site = attention_sites(head.layer, "pattern", "v", "z")
@@ -37,7 +30,10 @@ def taken(hand: ByHand, head: mi.Head) -> torch.Tensor:
     return hand.tail(out, **{z_site: z}) - hand.tail(out)
 
 
-@pytest.mark.parametrize(("name", "backend"), BUILDS)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("Llama", "bridge"), *(pytest.param(name, "nnsight", marks=pytest.mark.slow) for name in ("GPT-2", "Gemma 2"))],
+)
 def test_logits_are_those_of_whole_passes(name: str, backend: str) -> None:
     """The change of each logit where the last stream loses the mean of what the head takes, or writes more."""
     model = loaded(folder_of(name), backend)
@@ -107,23 +103,8 @@ def test_keys_are_ranked_over_problems_that_have_them() -> None:
 
 def test_numbers_of_what_is_written_by_hand() -> None:
     found = written()
-    assert found.of("L0H1") == ([" a", " c"], [" b", " d"]) and found.of("L1H0") == ([], [])
-    assert found.of("L1H0", "query") == ([" / (inserted)"], [" a"])
+    assert found.of("L1H0") == ([], []) and found.of("L1H0", "query") == ([" / (inserted)"], [" a"])
     np.testing.assert_allclose(found.table()["spread"], np.std(0.01 * np.linspace(-0.05, 0.05, 6)))
-    frame = found.to_frame()
-    assert len(frame) == 6 * 2 * (4 + 4 + 2)
-    first = frame.query("label == 'L0H1' and of == 'change' and token == \"' b'\"")
-    np.testing.assert_array_equal(first["value"], found.values[:, 0, 1, 3])
-    many = replace(found, heads=tuple(mi.Head(0, at) for at in range(5)), tokens=found.tokens[:1] * 5,
-                   values=np.repeat(found.values[:, :1], 5, 1))  # fmt: skip
-    assert (
-        "; L0H2 promotes ' a', ' c' and attends to ' /' (inserted); 2 more heads (largest change 0.5 logits; "
-        in many.headline()
-    )
-    bare = replace(found, values=np.full_like(found.values, np.nan))
-    assert "L1H0 promotes nothing and attends to nothing (descriptive" in bare.headline()
-    lacks = replace(found, values=np.where(np.arange(6)[:, None, None, None] < 1, np.nan, found.values))
-    assert set(lacks.table()["n"]) == {5} == set(lacks.table()["k"])
     some = replace(found, values=np.where(np.arange(6)[:, None, None, None] < 2, -found.values, found.values))
     assert some.table().query("label == 'L0H1'")["k"].iloc[0] == 4
 

@@ -39,11 +39,9 @@ BY_HAND: list[tuple[str, str, dict[str, Any]]] = [
     ("carrier", "both", {"mediated_removed": 0.3, "edge_noise": 0.3}),
     ("necessary reader", "removed", {"knockout": 0.3}),
     ("necessary mediator", "removed", {"mediated_removed": 0.3}),
-    ("necessary reader+mediator", "removed", {"knockout": 0.3, "mediated_removed": 0.3}),
     ("necessary only", "removed", {"knockout": 0.03, "mediated_removed": 0.03}),
     ("redundant reader", "added", {"edge_noise": 0.3}),
     ("redundant mediator", "added", {"mediated_added": 0.3}),
-    ("redundant reader+mediator", "added", {"edge_noise": 0.3, "mediated_added": 0.3}),
     ("sufficient only", "added", {"edge_noise": 0.03, "mediated_added": 0.03}),
     ("negligible", "", {"knockout": 0.04, "edge_noise": -0.04}),
     ("undecided", "", {"knockout": HALF, "edge_noise": HALF}),
@@ -111,9 +109,7 @@ def test_rounding_is_no_effect() -> None:
     assert judged(values(knockout=1e-7, edge_noise=1e-7), smallest_effect=0.0, rounding=1e-6).named.sum() == 0
 
 
-@pytest.mark.parametrize(
-    "total", [0.0, 1e-7, np.where(np.arange(N) % 2, 1.0, -1.0), np.where(np.arange(N) < 10, 1.0, -1.0)]
-)
+@pytest.mark.parametrize("total", [0.0, 1e-7, np.where(np.arange(N) < 10, 1.0, -1.0)])
 def test_where_no_effect_is_established_nobody_is_anything(total: Any) -> None:
     found = judged(values(knockout=0.3, edge_noise=0.3), total=total, rounding=1e-6)
     assert not found.effect.established and found.kinds == ("undecided",)
@@ -143,8 +139,7 @@ def test_claims_are_tested_among_themselves_and_in_their_own_sense() -> None:
         assert found.passed[side].tolist() == [1, -1]
     assert found.kinds == ("reader", "reader") and found.sense.tolist() == [1, -1]
     wrong = claims("reader", "reader", sense=[-1, 1])
-    turned = judged(several(reader, against), said.heads, claims=wrong)
-    assert not turned.named.any() and turned.sides["removed"].p_corrected.tolist() == [[1.0, 1.0]]
+    assert not judged(several(reader, against), said.heads, claims=wrong).named.any()
 
 
 def test_a_claim_on_an_effect_of_the_other_sign_is_not_kept() -> None:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from models_under_test import Gated, planted_here, planted_pairs
-from small_results import attributed, located, sets_found, spread
+from small_results import attributed, located, sets_found
 
 import mless_interp as mi
-from mless_interp.circuits.head_sets import HeadSet, _by_gradient, _Measured, _Search, rank_among
+from mless_interp.circuits.head_sets import _by_gradient, _Measured, _Search, rank_among
 from mless_interp.core.heads import Head
 from mless_interp.patching.effect import Effect
 
@@ -79,11 +79,7 @@ def test_the_candidates_alone_can_be_in_a_set_and_what_is_not_reached_is_said() 
     found = sought(BOTH, 1, heads=[A, "L0H0", "L1H3"])
     one = found.sufficient
     assert one.heads == () and found.confirmed["sufficient"] is False and np.isnan(one.own).all()
-    assert len(one.steps[-1]) == 3 and one.sets == ()
-    row = found.table().set_index("side").loc["sufficient"]
-    assert np.isnan(row["share"]) and np.isnan(row["p_corrected"]) and row["heads"] == "" and row["n"] == 0
     assert found.necessary.heads == (A,)
-    assert "No sufficient set: none of up to 3 of these 3 heads reaches 80 % of the median effect." in found.details()
 
 
 class Told(_Measured):
@@ -136,7 +132,6 @@ def test_too_few_used_and_bare_problems_are_refused(monkeypatch: pytest.MonkeyPa
     for given, options, words in (
         (pairs[:10], {}, "at least 6 problems are needed to find sets, got 5"),
         (pairs[:8], {"fresh": pairs[8:10]}, "at least 6 problems are needed to confirm them, got 2"),
-        (pairs[:1], {}, "at least 6 problems are needed to find sets, got 1"),
         (pairs[:8], {"fresh": pairs[6:]}, "are among those"),
         (pairs, {"heads": nobody}, "locating named no head"),
         (pairs, {"heads": ["L0H2", "L0H2"]}, "L0H2"),
@@ -148,20 +143,12 @@ def test_too_few_used_and_bare_problems_are_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_numbers_of_sets_by_hand() -> None:
-    """L0H1 brings half of the effect, with L1H0 0.95 of it, 0.92 on 12 fresh problems; random sets 0.85, 0.1 and 0.
-    (The table is in `kept_results.txt`.)"""
+    """L0H1 brings half of the effect, with L1H0 0.95 of it, 0.92 on 12 fresh problems; random sets 0.85, 0.1 and 0."""
     found = sets_found()
     grown = found.growth(found.sufficient)
     assert grown["changed"].tolist() == ["+L0H1", "+L1H0", "+L0H0 -L0H1"]
     assert grown["set"].tolist() == ["step", "step", "swap"]
-    assert grown["heads"].tolist() == ["L0H1", "L0H1 L1H0", "L0H0 L1H0"] and grown["n_heads"].tolist() == [1, 2, 2]
     np.testing.assert_allclose(grown[["share", "fresh_share"]], [[0.5, 0.45], [0.95, 0.92], [0.9, 0.85]])
-    frame = found.to_frame().query("side == 'sufficient'").set_index(["half", "set", "heads"]).sort_index(kind="stable")
-    assert len(frame) == 12 * (3 + 3 + 3)
-    assert frame.loc[("search", "swap", "L0H0 L1H0"), "effect"].to_numpy() == pytest.approx(0.9 * (1 + spread(12)))
-    assert frame.loc[("fresh", "random", "L0H2 L1H0"), "effect"].to_numpy() == pytest.approx(0.1 * (1 + spread(12)))
-    assert frame["total"].to_numpy() == pytest.approx(np.tile(1 + spread(12), 9))
-    assert frame.loc["fresh", "problem"].tolist() == [f"fresh {at}" for at in range(12)] * 6
     better = replace(found.sufficient, random=found.sufficient.random + np.array([0.0, 1.0, 0.0]))
     assert replace(found, sufficient=better).table()["p_random"][0] == 2 / 4
 
@@ -171,12 +158,10 @@ def test_a_set_that_just_reaches_its_share_is_not_confirmed() -> None:
     just = replace(found.sufficient, fresh=0.8 * found.fresh_total[:, None] * np.ones(3))
     edge = replace(found, sufficient=just)
     assert edge.table()["k"][0] == 0 and not edge.confirmed["sufficient"]
-    assert "(not confirmed" in edge.headline()
     without = np.where(np.arange(12) < 2, -0.01, found.fresh_total)  # problems without an effect of their own
     assert replace(found, fresh_total=without).table()["k"][0] == 10
     other = replace(found, fresh_total=-found.fresh_total)
     assert np.isnan(other.p).all() and other.table()["fresh_share"].isna().all()
-    assert any("on fresh problems no such effect is established" in each for each in other.details())
 
 
 def test_signs_are_turned_where_the_span_lowers_the_outcome() -> None:
@@ -193,9 +178,3 @@ def test_small_parts_of_sets_by_hand() -> None:
     random = -np.array([0.5, 0.495, 0.4, 0.6]) * np.ones((4, 1))
     assert rank_among(whole, -0.5 * np.ones(4), random) == 4 / 5, "as large, up to rounding"
     assert np.isnan(rank_among(whole, -np.ones(4), np.zeros((4, 0))))
-    nothing = HeadSet("necessary", (), (), (), *[np.zeros((4, 0))] * 2, (), np.zeros((4, 0)))
-    assert np.isnan(nothing.own).all() and nothing.stand_ins == {}
-    made = sets_found(4)
-    none = replace(made, necessary=nothing, sufficient=replace(nothing, side="sufficient"), total=np.zeros(4))
-    assert none.headline() == "Sufficient: no set; necessary: no set." and none.to_frame().empty
-    assert none.details()[1] == "No necessary set: most problems do not show an effect of one sign."

@@ -1,7 +1,5 @@
 """Edges and direct effects: by hand on every build of layers, on planted truth, beside a control, and what is refused."""
 
-from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,20 +31,8 @@ EDGES = (
     "MLP0 -> L1H2|MLP0 -> L2H3 k|MLP0 -> MLP1|MLP1 -> logits|L2H3 -> logits"
 ).split("|")
 PARALLEL = ("GPT-NeoX (Pythia)", "Falcon 7B", "Falcon 40B")
-BOTH = ("bridge", "hooked_transformer")
 FAST = (("Llama", "bridge"), ("GPT-NeoX (Pythia)", "bridge"))
-BUILDS = [
-    *(("Llama", backend) for backend in (*BOTH, "nnsight")),
-    *((name, backend) for name in ("GPT-2", "GPT-NeoX (Pythia)", "Gemma 2") for backend in BOTH),
-    *((name, "bridge") for name in ("OPT", "Qwen2", "Mixtral", "OLMo 2")),
-    *((name, "nnsight") for name in ("Falcon 40B", "Falcon 7B", "GPT-OSS")),
-]
-BUILDS = [pytest.param(*each, marks=() if each in FAST else pytest.mark.slow) for each in BUILDS]
-PLACES: dict[str, dict[str, Any]] = {
-    "after": {"after": "question"},
-    "index": {"at": 14},
-    "blocks": {"before": "question", "after": "question", "at": 12},
-}
+SLOW = [("GPT-2", "hooked_transformer"), ("Gemma 2", "bridge"), ("Falcon 40B", "nnsight"), ("GPT-OSS", "nnsight")]
 
 
 def as_by_hand(found: mi.PathEffects, row: int, hand: ByHand, *, sign: int = 1, parallel: bool = False) -> None:
@@ -57,7 +43,7 @@ def as_by_hand(found: mi.PathEffects, row: int, hand: ByHand, *, sign: int = 1, 
     assert (np.abs(expected) > 1e-5).sum() > len(expected) // 2
 
 
-@pytest.mark.parametrize(("name", "backend"), BUILDS)
+@pytest.mark.parametrize(("name", "backend"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
 def test_edges_are_those_of_two_whole_passes_each(name: str, backend: str) -> None:
     if backend == "hooked_transformer" and not has_hooked_transformer():
         pytest.skip("this TransformerLens has no HookedTransformer")
@@ -71,16 +57,12 @@ def test_edges_are_those_of_two_whole_passes_each(name: str, backend: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("place", "contrast"),
-    [
-        pytest.param(place, contrast, marks=() if (place, contrast) == ("blocks", "computed") else pytest.mark.slow)
-        for place in PLACES
-        for contrast in ("content", "computed", "presence")
-    ],
+    "contrast", ["computed", *(pytest.param(c, marks=pytest.mark.slow) for c in ("content", "presence"))]
 )
-def test_edges_of_spans_anywhere_are_those_of_two_whole_passes_each(place: str, contrast: str) -> None:
+def test_edges_of_spans_anywhere_are_those_of_two_whole_passes_each(contrast: str) -> None:
     model = loaded(folder_of("Llama"), "bridge")
-    (pair,) = make_pairs(model, problems()[:1], Insertion.meaningless(" /", 12, **PLACES[place]))
+    insertion = Insertion.meaningless(" /", 12, before="question", after="question", at=12)
+    (pair,) = make_pairs(model, problems()[:1], insertion)
     edges = ["L0H1 -> L1H2 q", "L0H1 -> L1H2 k", "L0H1 -> L2H7", "L0H6 -> MLP1", "MLP0 -> L2H3 v", "MLP1 -> logits"]
     for sign, direction in ((1, "denoising"), (-1, "noising")):
         found = trace_paths(model, [pair], edges=edges, contrast=contrast, direction=direction, progress=False)
@@ -94,10 +76,7 @@ HEADS = ["L0H1", "L1H2", "L2H3", "L2H6"]
 BOTH_WAYS = ("denoising", "noising")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT-2", PARALLEL[0], "OLMo 2", "Gemma 2"))],
-)
+@pytest.mark.parametrize("name", ["Llama", pytest.param(PARALLEL[0], marks=pytest.mark.slow)])
 def test_both_ways_of_a_head_are_those_of_whole_passes(name: str) -> None:
     model = loaded(folder_of(name), "bridge")
     pairs = pairs_for(model, count=2)
@@ -115,21 +94,6 @@ def test_both_ways_of_a_head_are_those_of_whole_passes(name: str) -> None:
     assert (last < 1e-5) == (name == PARALLEL[0])  # else the layer's own MLP still reads it
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["after", "blocks"])
-def test_both_ways_add_up_to_the_sweep_under_every_contrast(place: str) -> None:
-    model = loaded(folder_of("Llama"), "bridge")
-    pairs = pairs_for(model, 12, 2, **PLACES[place])
-    for contrast, direction in product(CONTRASTS, BOTH_WAYS):
-        if contrast == "replaced":  # pairs of an insertion have no clean prompt
-            continue
-        options: dict[str, Any] = {"heads": HEADS, "contrast": contrast, "direction": direction, "progress": False}
-        split, swept = mi.direct_effects(model, pairs, **options), mi.patch_heads(model, pairs, **options)
-        np.testing.assert_allclose(split.effect, swept.per_head, atol=1e-5)
-        np.testing.assert_allclose(split.total, swept.total_effect, atol=1e-6)
-        assert np.abs(split.effect).max() > 1e-4, contrast
-
-
 def test_edges_among_parts_are_all_that_can_be() -> None:
     model = loaded(folder_of("Llama"), "bridge")
     pairs, heads = pairs_for(model, count=1), ["L0H1", "L1H2"]
@@ -142,12 +106,9 @@ def test_edges_among_parts_are_all_that_can_be() -> None:
     between = ("L0H1 -> L1H2 v", "L0H1 -> MLP0", "L0H1 -> MLP1", "L1H2 -> MLP1", "MLP0 -> L1H2 v", "MLP0 -> MLP1")
     into = {f"{sender} -> logits" for sender in (*heads, "MLP0", "MLP1")}
     assert set(among(mlps=[0, 1], inputs=["v"])) == {*between, *into}
-    every = among(mlps="all", inputs=["v"])
-    assert {each.split()[2] for each in every} == {"L1H2", "MLP0", "MLP1", "MLP2", "logits"} and len(every) == 15
+    assert len(among(mlps="all", inputs=["v"])) == 15
 
 
-CHAIN = {"n_layers": 3, "readers": (Head(0, 2),), "mediators": (Head(1, 1), Head(1, 4))}
-NUMBERS = tuple(map(str, range(2, 14)))
 CONDITIONAL = {"n_layers": 3, "readers": (Head(0, 2),), "mediators": (), "conditional": {Head(1, 4): Head(0, 5)}}
 READERS = {"readers": (Head(0, 2), Head(0, 5)), "mediators": ()}
 PLANTED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -155,7 +116,6 @@ PLANTED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "AND of attention": ({"seed": 3, **CONDITIONAL}, ("denoising",)),
     "against": ({"seed": 4, "readers": (Head(0, 2), Head(0, 3)), "against": (Head(0, 6),)}, BOTH_WAYS),
     "OR of readers": ({"seed": 5, **READERS, "combine": "any"}, ("noising",)),
-    "AND of mediators": ({"seed": 8, **CHAIN, "combine": "all", "reads_from": {Head(0, 2): NUMBERS}}, ("denoising",)),
 }
 
 
@@ -183,15 +143,11 @@ def test_exactly_the_planted_edges_come_back(name: str) -> None:
     ("options", "words"),
     [
         ({"edges": ["L1H0 -> L0H1"]}, "a sender stands before its receiver"),
-        ({"edges": ["MLP1 -> MLP1"]}, "a sender stands before its receiver"),
         ({"edges": ["L0H0 -> MLP9"]}, "out of range"),
         ({"edges": ["L0H0 -> L1H0 x"]}, "must be q, k, v, qkv, qk, qv, kv, got 'x'"),
-        ({"edges": ["L0H0 -> MLP1 q"]}, "L0H0 -> MLP1: the part must be none, got 'q'"),
         ({"edges": ["L0H0 to L1H0"]}, "cannot read"),
-        ({"edges": ["logits -> L1H0"]}, "a sender stands before its receiver"),
         ({"edges": ["L0H0 -> L1H0"], "heads": ["L0H0"]}, "not both"),
         ({}, "needs heads"),
-        ({"heads": ["L0H0", "L1H1"], "inputs": ["o"]}, "unknown input"),
         ({"heads": ["L0H0", "L1H1"], "mlps": "some"}, "unknown mlps"),
     ],
 )
@@ -213,9 +169,7 @@ def test_an_edge_reads_itself() -> None:
         ((0, 0.01, 0.01, 0.01, 0.9, 0.9), "k and v act together, 90 % at once (interaction +0.8800 nats, in 16 of 16"),
         ((0, 0.8, 0.9, 0.8, 0.9, 0.9), "k or v act in each other's place, 90 % at once (interaction -0.8000"),
         ((0, 0.4, 0.5, 0.4, 0.9, 0.9), ""),
-        ((0, 0.0, 0.9, 0.0, 0.9, 0.9), ""),
         ((0, 0.0, 0.01, 0.0, 0.02, 0.9), "q, k and v act together"),
-        ((0, 0.0, -0.01, 0.0, -0.9, -0.9), "k and v act together, -90 % at once"),
     ],
 )
 def test_inputs_that_act_together_or_in_each_others_place(values: tuple[float, ...], words: str) -> None:
@@ -231,10 +185,6 @@ def test_inputs_that_act_together_or_in_each_others_place(values: tuple[float, .
     assert table["share"].tolist() == pytest.approx([qk, kv, qkv], abs=1e-3)
     acts = np.abs(between) > 0.05
     assert table["k"].tolist() == list(n * acts) and table["p"][acts].tolist() == [6 * 2.0**-n] * acts.sum()
-    circuit = mi.Circuit((Head(0, 0),), found.problem_ids, edges=found)
-    assert circuit.headline() == " ".join([circuit.headline().partition(" L0H0 -> L1H0: ")[0], *told])
-    joint = replace(circuit, edges=replace(found, values=0 * every), together=found)
-    assert joint.headline().endswith(" ".join(told))
 
 
 @needs_hooked_transformer
@@ -245,9 +195,8 @@ def test_a_model_without_mlps_has_no_cells_of_them() -> None:
     edges = mi.trace_paths(model, pairs, ["L0H0", "L1H1"], mlps="all", **options)
     assert not any("MLP" in str(edge) for edge in edges.edges)
     assert mi.patch_sites(model, pairs, n_rows=1, **options).sites == ("resid_pre", "attn_out")
-    for asked in ({"edges": ["L0H0 -> MLP0"]}, {"heads": ["L0H0", "L1H1"], "mlps": [0]}):
-        with pytest.raises(ValueError, match="this model has no MLPs"):
-            mi.trace_paths(model, pairs, **asked, **options)
+    with pytest.raises(ValueError, match="this model has no MLPs"):
+        mi.trace_paths(model, pairs, edges=["L0H0 -> MLP0"], **options)
 
 
 def test_models_whose_parts_cannot_be_read_are_refused() -> None:
@@ -257,14 +206,11 @@ def test_models_whose_parts_cannot_be_read_are_refused() -> None:
         trace_paths(without_stepper(model), pairs, ["L0H0", "L1H1"])
     quantised = model.checked(model.checks)
     quantised.quantised = "8bit"
-    for analysis in (trace_paths, mi.direct_effects, mi.map_positions):
-        with pytest.raises(mi.ModelError, match=r"quantised \(8bit\)"):
-            analysis(quantised, pairs, ["L0H0", "L1H1"])
+    with pytest.raises(mi.ModelError, match=r"quantised \(8bit\)"):
+        trace_paths(quantised, pairs, ["L0H0", "L1H1"])
     with pytest.raises(ValueError, match="the two are parallel"):
         trace_paths(loaded(folder_of("GPT-NeoX (Pythia)"), "bridge"), pairs, edges=["L1H0 -> MLP1"])
 
-
-# ------------------------------------------------------------- beside a control, the span's own rows change
 
 BESIDE_EDGES = [*EDGES[:3], EDGES[4], *EDGES[7:9], EDGES[-1]]
 
@@ -275,16 +221,9 @@ def with_controls(model: mi.Model, **place: Any) -> tuple[tuple[PromptPair, ...]
     return one, other
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("Llama", {"after": "question"}),
-        *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("Llama", "GPT-2", "Gemma 2")),
-    ],
-)
-def test_edges_beside_a_control_are_those_of_two_whole_passes_each(name: str, place: dict[str, Any]) -> None:
-    model = loaded(folder_of(name), "bridge")
-    pairs, controls = with_controls(model, **place)
+def test_edges_beside_a_control_are_those_of_two_whole_passes_each() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs, controls = with_controls(model, after="question")
     found = mi.trace_paths(model, pairs, edges=BESIDE_EDGES, control=controls, progress=False)
     back = mi.trace_paths(model, controls, edges=BESIDE_EDGES, control=pairs, direction="noising", progress=False)
     as_by_hand(found, 0, ByHand(model, pairs[0], control=controls[0]))
@@ -336,9 +275,9 @@ def test_pairs_of_token_ids_stand_beside_others_of_the_same_tokens() -> None:
     swept = mi.patch_heads(hooked(), mi.pairs_from_ids(own, [1, 2], clean=other), contrast="replaced", **options)
     np.testing.assert_allclose(found.effect, swept.per_head, atol=1e-4)
     assert np.abs(found.total).min() > 1e-3 and not np.signbit(found.values[found.values == 0]).any()
-    for wrong in (mi.pairs_from_ids(other, [2, 1], span=(0, 1)), mi.pairs_from_ids(own[::-1], [1, 2], span=(0, 1))):
-        with pytest.raises(ValueError, match="as many other tokens at the same places; it has spans"):
-            mi.direct_effects(hooked(), pairs, control=wrong, **options)
+    wrong = mi.pairs_from_ids(other, [2, 1], span=(0, 1))
+    with pytest.raises(ValueError, match="as many other tokens at the same places; it has spans"):
+        mi.direct_effects(hooked(), pairs, control=wrong, **options)
 
 
 def test_controls_that_are_none_are_refused() -> None:
@@ -346,12 +285,10 @@ def test_controls_that_are_none_are_refused() -> None:
     pairs, controls = with_controls(model)
     heads = ["L0H1", "L1H2"]
     for options, words in (
-        ({"control": controls[:1]}, "the same problems in the same order"),
         ({"control": controls[::-1]}, "the same problems in the same order"),
         ({"control": pairs}, "the very same tokens"),
         ({"control": pairs_for(model, 13, 2)}, "as many other tokens at the same places"),
         ({"control": controls, "contrast": "total"}, "a contrast of its own"),
-        ({"control": controls, "direction": "both"}, "unknown direction"),
     ):
         with pytest.raises(ValueError, match=words):
             mi.trace_paths(model, pairs, heads, **options)

@@ -1,7 +1,6 @@
 """`python -m mless_interp check MODEL` and `certify_model`: a true backend passes, each way of lying fails and is named."""
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import needs_hooked_transformer
 from models_under_test import ignores_positions, loaded, lying
-from small_results import certified
 from typer.testing import CliRunner
 
 import mless_interp as mi
@@ -36,19 +34,6 @@ def test_the_tolerance_follows_the_dtype(dtype: str, tiny_model_dir: Callable[[s
     (line,) = [verdict for verdict in found.verdicts if verdict.name == "I1"]
     assert found.passed and line.tolerance == (2e-2 if dtype == "bfloat16" else 1e-10)
     assert (line.error > 1e-4) == (dtype == "bfloat16")
-
-
-@pytest.mark.slow
-@needs_hooked_transformer
-def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callable[[str], Path]) -> None:
-    """Every row still sums to 1 and an edit still acts, so the self-check alone does not see it."""
-    true = mi.load_model(tiny_model_dir("qwen2"), backend="hooked_transformer")
-    sharpen = lambda pattern, hook: pattern**1.2 / (pattern**1.2).sum(-1, keepdim=True)  # noqa: E731
-    true.underlying.add_perma_hook("blocks.0.attn.hook_pattern", sharpen)
-    with pytest.warns(UserWarning, match="hooks were added to it"):
-        found = certify_model(mi.wrap_model(true.underlying, tokenizer=true.tokenizer), progress=False)
-    assert {"I0", "I1", "I3", "I7", "I8"} <= {v.name for v in found.failed}
-    assert "; do not trust results of this model on this backend: I0, I1" in found.headline()
 
 
 def ignores_the_mask(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
@@ -121,23 +106,14 @@ def test_lines_of_the_self_check_by_hand(tiny_model_dir: Callable[[str], Path]) 
         return certificate._self_check(model.checked(replace(model.checks, replay=BY_LAYERS, **(figures | changed))))[0]
 
     every = lines()
-    assert [each.name for each in every] == ["S1", "S2", "S3", "S4", "S5"]
     assert [each.error for each in every] == pytest.approx([1e-3, 1e-3, 7.5e-4, 5e-4, 1e-4])
-    assert {each.status for each in every} == {"pass"} and {each.reason for each in every} == {""}
-    worse = lines(**dict.fromkeys(("logits_difference", "row_sum_error", "gap_difference", "output_error"), 0.005),
-                  replay_difference=1.0)  # fmt: skip
-    assert [each.status for each in worse] == ["fail", "fail", "fail", "pass", NOT_APPLICABLE], "S4 meets rounding"
-    assert worse[4].reason == "what single heads write is not known"
-    other = certificate._self_check(
-        model.checked(replace(model.checks, **figures | {"replay": "no", "replay_difference": 1.0}))
-    )
-    assert (other[0][3].status, other[0][3].reason) == (NOT_APPLICABLE, "no")
+    assert {each.status for each in every} == {"pass"} and [each.tolerance for each in every] == [1e-3] * 5
+    worse = lines(**dict.fromkeys(("logits_difference", "row_sum_error", "gap_difference", "output_error"), 0.005))
+    assert [each.status for each in worse] == ["fail", "fail", "fail", "pass", NOT_APPLICABLE]
     none = lines(**{name: None for name in figures if name not in ("largest_logit", "tolerance")})
     assert {each.status for each in none} == {NOT_APPLICABLE} and np.isnan([each.error for each in none]).all()
-    assert none[0].reason == "a wrapped object has none beside it" and none[1].reason == ""
     fine = lines(tolerance=1e-7, largest_logit=0.5)
     assert [each.tolerance for each in fine] == [1e-7, 1e-5, 1e-7, 1e-7, 1e-5] and fine[0].error == 4e-3
-    assert [each.tolerance for each in every] == [1e-3] * 5
 
 
 def test_prompts_are_made_of_a_unit_that_is_one_token(
@@ -146,23 +122,11 @@ def test_prompts_are_made_of_a_unit_that_is_one_token(
     model = loaded(tiny_model_dir("llama"), "bridge")
     monkeypatch.setattr(certificate, "UNITS", (" no single token of any vocabulary", "/"))
     first, second, behind = short_pairs(model, n=2)
-    assert [first.id, second.id, behind.id] == ["check-0", "check-1", "check-1"]
     assert first.n_inserted == 12 and len(set(first.span_ids)) == 1 and first.span_sees_question is False
     assert behind.span_sees_question and behind.base.ids[-1:] == second.answer_ids
-    bare = mi.Problem(id="bare", question="How many apples?", answer="")
-    assert [pair.id for pair in short_pairs(model, [bare])] == ["bare"]
     monkeypatch.setattr(certificate, "UNITS", certificate.UNITS[:1])
     with pytest.raises(mi.ModelError, match="none of ' no single .*' is a single token of"):
         short_pairs(model)
-
-
-def test_a_certificate_is_written_as_json() -> None:
-    """What was not measured is null."""
-    found = json.loads(certified().to_json())
-    assert list(found) == ["passed", "model", "checks", "lines", "prompts"] and not found["passed"]
-    assert found["checks"] is None and found["prompts"] == [{"inserted_ids": [1, 2, 3], "insertion": "Mless"}]
-    assert found["model"]["n_layers"] == 2 and found["model"]["versions"] == {"torch": "2"}
-    assert [line["error"] for line in found["lines"]] == [0.5, 3e-7, None]
 
 
 def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
@@ -188,14 +152,3 @@ def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(
     done = check(tiny_model_dir("qwen2"), "--json", tmp_path / "c.json")
     assert done.exit_code == 1 and "failed its check: the rows do not sum to 1" in done.output
     assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == {"passed": False, "error": error}
-
-
-@pytest.mark.slow
-def test_a_failure_ends_with_exit_code_1(
-    tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    true = loaded(tiny_model_dir("qwen2"), "bridge")
-    monkeypatch.setattr("mless_interp.models.load.load_model", lambda *a, **k: lying(true, ignores_positions))
-    done = check(tiny_model_dir("qwen2"), "--json", tmp_path / "c.json")
-    assert done.exit_code == 1 and re.search(r"(?m)^I6 +fail ", done.output)
-    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))["passed"] is False

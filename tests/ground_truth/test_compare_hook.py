@@ -69,16 +69,13 @@ def test_each_usual_error_is_named(tiny_model_dir: Callable[[str], Path]) -> Non
     behind = lambda library: [first(library), *sliced_output(model)(library)]  # noqa: E731
     for hook, heads, words in (
         (ablation(model, [1]), ["L1H0"], "it changes L1H1, not L1H0"),
-        (first, ["L1H0"], "it changes L0H0, not L1H0"),
         (ablation(model, [0], slice(-1, None)), ["L1H0"], "it changes the last row only"),
         (ablation(model, [0, 1]), ["L1H0"], "it changes L1H0, L1H1, not L1H0"),
-        (ablation(model, [0], factor=0.5), ["L1H0"], "it gives L1H0 other values"),
         (ablation(model, [0], slice(4, 9)), ["L1H0"], "it changes rows 4 to 8 only"),
         (ablation(model, [0], factor=1.0), ["L1H0"], "it has no effect"),
         (sliced_output(model), ["L1H0"], f"it leaves L1H0 as it is; {coordinates}"),
         # behind a right edit of layer 0 a head of layer 1 is left as it is, or what attention adds there is changed, too
         (first, ["L0H0", "L1H2"], "it gives L1H2 other values than that edit"),
-        (ablation(model, [2]), ["L0H0", "L1H2"], "it leaves L0H0 as it is; it changes L1H2"),
         (behind, ["L0H0"], coordinates),
     ):
         found = compare(model, pairs[:1], hook, heads)
@@ -111,7 +108,7 @@ def test_what_is_found_in_some_problems_only_is_counted(case: Any) -> None:
     absolute = ablation(model, [0], slice(last, last + 1))
     found = compare(model, pairs, absolute, ["L1H0"], edit=lambda z: torch.cat([z[:, :-1], 0 * z[:, -1:]], 1))
     assert "in 1 of 2 problems it gives L1H0 other values" in found.headline()
-    assert found.details() == ["In 1 of 2: as meant."] and found.table()["k"].tolist() == [1, 1]
+    assert found.table()["k"].tolist() == [1, 1]
 
 
 def test_a_hook_that_raises_leaves_nothing_behind(tiny_model_dir: Callable[[str], Path]) -> None:
@@ -147,8 +144,6 @@ def test_hooks_of_transformer_lens_by_name(tiny_model_dir: Callable[[str], Path]
     assert "nothing passes at blocks.1.attn.hook_result (it needs set_use_attn_result(True))" in never.headline()
     model.underlying.set_use_attn_result(True)
     assert compare(model, pairs, result, ["L1H0"]).passed, "behind z, it is the same edit"
-    other = compare(model, pairs, result, ["L1H1"])
-    assert all(words.startswith("it leaves L1H1 as it is; it changes blocks.1.hook_attn_out") for words in other.found)
     model.underlying.set_use_attn_result(False)
     with pytest.raises(ValueError, match="no hook point 'blocks.1.attn.hook_zz' .did you mean blocks.1.attn.hook_z"):
         compare(model, pairs, [("blocks.1.attn.hook_zz", zero)], ["L1H0"])

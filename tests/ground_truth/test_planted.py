@@ -96,8 +96,6 @@ def test_tokens_of_the_prompts_are_known_and_single() -> None:
     planted = planted_model(n_heads=8)
     unknown = planted.tokenizer.unk_token_id
     assert len(encode(planted, "/ " * 54 + "/")) == 55
-    paper = r"Please reason step by step and put your final answer within \boxed{{}}."
-    assert unknown not in encode(planted, paper)
     for problem in planted.problems(50, n_clauses=(0, 6)):
         for text in (problem.question, problem.solution, problem.system):
             assert unknown not in encode(planted, text)
@@ -106,13 +104,10 @@ def test_tokens_of_the_prompts_are_known_and_single() -> None:
         assert SYSTEM.isdisjoint(problem.question.split())
 
 
-def test_the_default_model_has_the_papers_heads_and_leaves_the_callers_generator_alone() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    planted = planted_model()
-    assert planted.readers == (Head(0, 13), Head(0, 21)) and planted.mediators == (Head(1, 4),)
-    assert torch.equal(torch.rand(2), expected)
+def test_making_a_model_leaves_the_callers_generator_alone() -> None:
+    state = torch.get_rng_state()
+    planted_model(n_heads=8)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
@@ -128,8 +123,6 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
     assert load_problems(directory) == planted.problems(5) == load_problems(planted, limit=5)
     facts = json.loads((directory / "planted.json").read_text(encoding="utf-8"))
     assert facts["truth"] == {str(head): kind for head, kind in planted.truth.items()}
-    assert facts["expected"].keys() == facts["truth"].keys() and facts["settings"] == planted.settings
-    assert facts["shares"] == {str(head): share for head, share in planted.shares.items()}
     assert all(facts["expected"][str(head)] == vars(planted.expected[head]) for head in planted.truth)
     with pytest.raises(ValueError, match="not an empty folder"):
         planted.save(directory)
