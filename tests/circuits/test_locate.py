@@ -15,6 +15,7 @@ from mless_interp.circuits.located import LocatedHeads
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.conditions import CONTRASTS
+from mless_interp.runtime.loop import RunOptions
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,16 @@ def test_what_cannot_be_screened_is_refused_before_anything_runs(monkeypatch: An
     measuring.check_screening(prepare(model, pairs), CONTRASTS["content"])
     with pytest.raises(ValueError, match=r"needs at least 8, got 7: give more problems, or choose mode='exact'"):
         mi.locate_heads(model, pairs[:7], mode="screen", progress=False)
+
+
+def test_screening_takes_the_best_of_both_estimates(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    prepared = prepare(model, pairs_of(made, model, 2))
+    monkeypatch.setattr(measuring, "N_SCREENED", 4)
+    ways = (mi.attribute_heads(model, prepared, method=name, verify=0, progress=False) for name in ("gate_ig", "atp"))
+    best = {head for each in ways for head in each.ranking()[:2]}
+    found = measuring.screened(prepared, model.info.heads, CONTRASTS["content"], options=RunOptions(progress=False))
+    assert found == tuple(sorted(best))
 
 
 @pytest.mark.parametrize(

@@ -152,3 +152,13 @@ def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(
     done = check(tiny_model_dir("qwen2"), "--json", tmp_path / "c.json")
     assert done.exit_code == 1 and "failed its check: the rows do not sum to 1" in done.output
     assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == {"passed": False, "error": error}
+
+
+@pytest.mark.slow
+def test_a_failure_ends_with_exit_code_1(
+    tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = loaded(tiny_model_dir("qwen2"), "bridge")
+    monkeypatch.setattr("mless_interp.models.load.load_model", lambda *a, **k: lying(true, ignores_positions))
+    done = check(tiny_model_dir("qwen2"), "--json", tmp_path / "c.json")
+    assert done.exit_code == 1 and json.loads((tmp_path / "c.json").read_text())["passed"] is False
