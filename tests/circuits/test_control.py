@@ -135,7 +135,10 @@ def test_without_fresh_problems_the_same_ones_hold_the_named_heads() -> None:
 
 def test_controls_need_one_insertion() -> None:
     made, model = planted_here()
-    pairs = [*pairs_of(made, model, 2), *make_pairs(model, planted_problems(made, 2), Insertion.random_sentence(20))]
+    pairs = [
+        *pairs_of(made, model, 2),
+        *make_pairs(model, planted_problems(made, 4)[2:], Insertion.random_sentence(20)),
+    ]
     with pytest.raises(ValueError, match=r"the pairs have 2 insertions \(.*, .*\): .* leave controls out"):
         locate_heads(model, pairs, progress=False)
 
