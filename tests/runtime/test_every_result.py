@@ -5,7 +5,7 @@ import pkgutil
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
-from small_results import KEPT, OTHERS, RESULTS, located, patched, told
+from small_results import KEPT, OTHERS, RESULTS, told
 
 import mless_interp as mi
-from mless_interp.runtime import folders
-from mless_interp.runtime.columns import ENDS, WIDTH, Table, TextTable
-from mless_interp.runtime.results import Result, head_map, largest_first, of_heads, tidy
+from mless_interp.runtime.columns import ENDS, WIDTH, Table
+from mless_interp.runtime.results import Result, largest_first, of_heads, tidy
 
 EVERY = pytest.mark.parametrize("name", RESULTS)
 
@@ -114,28 +113,6 @@ def test_pictures_find_what_they_ask_of_its_columns(name: str) -> None:
         assert result.default_column(table) in table
 
 
-def test_a_summary_of_many_columns_leaves_intervals_to_the_table(bare: type[Result]) -> None:
-    columns = {f"x{at}{end}": [0.5, 1.0] for at in range(9) for end in ("", "_ci_low", "_ci_high")}
-    assert list(bare(pd.DataFrame(columns)).summary()) == [f"x{at}" for at in range(9)]
-    assert bare(pd.DataFrame({f"x{at}": [1.0] for at in range(30)})).summary().shape[1] == 20
-    sparse = {"a": [1.0, np.nan], "none": [None, None], "said": ["", ""], "x": [np.nan, np.nan]}
-    assert list(bare(pd.DataFrame(sparse)).summary()) == ["a"]
-
-
-@pytest.mark.parametrize("name", ["PatchScores", "LocatedHeads", "Confirmation", "HeadAttribution", "ReadEffects"])
-def test_several_measures_of_a_head_are_rows(name: str) -> None:
-    """A value in each, as plotting libraries take them: that of its problem and head."""
-    result = RESULTS[name]()
-    frame = result.to_frame()
-    assert list(frame) == ["problem", "layer", "head", "label", "measure", "value"]
-    assert not frame.duplicated(["problem", "label", "measure"]).any() and frame["measure"].nunique() > 1
-    assert [str(mi.Head(*at)) for at in zip(frame["layer"], frame["head"], strict=True)] == frame["label"].tolist()
-    rows = frame.set_index(["measure", "problem", "label"])["value"].sort_index()
-    for measure, values in result.values.items() if isinstance(result, mi.LocatedHeads) else ():
-        for at, problem in enumerate(result.problem_ids):
-            assert rows[measure, problem].to_dict() == dict(zip(map(str, result.heads), values[at], strict=True))
-
-
 BY_GROUP = """
     ActivationShift AttentionDecomposition DoseResponse HeadAttribution HeadScores JointKnockout Mediation SegmentAttention
     SpanReadings Transplant
@@ -190,58 +167,6 @@ def test_a_fresh_process_reads_all_of_them(kept: Path) -> None:
     assert done.stdout.split() == [*RESULTS, "dict"]
 
 
-@pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> type[Result]:
-    """A result that only has a table, forgotten afterwards."""
-    monkeypatch.setattr(folders, "SAVED", dict(folders.SAVED))
-
-    @dataclass(frozen=True, eq=False, repr=False)
-    class Bare(Result):
-        frame: pd.DataFrame
-
-        def headline(self) -> str:
-            return "Two things."
-
-        def details(self) -> list[str]:
-            return ["Both true."]
-
-        def table(self) -> pd.DataFrame:
-            return self.frame
-
-    return Bare
-
-
-def test_a_result_that_says_no_more_is_shown_by_its_summary(bare: type[Result]) -> None:
-    table = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "label": list("abc"), "x": [np.nan, -1.5, 0.25]})
-    found = bare(table)
-    more = "More: .summary() .to_frame() .explain() .plot()"
-    assert repr(found) == f"Two things.\nhead        x\na           –\nb     -1.5000\nc     +0.2500\n{more}"
-    shown = found.shown()
-    assert shown.head_map is not None and shown.head_map.value == "x"
-    assert shown.tables[0].columns == ["label", "x"] and found.default_column(found.table()) == "x"
-    assert repr(bare(table.iloc[:0])) == f"Two things.\n{more}", "no table, no empty one"
-    assert repr(found.explain()) == "Two things.\nBoth true."
-
-
-def test_the_column_drawn_is_the_first_that_is_known() -> None:
-    unknown = patched(donor=np.array([1.0, -1.0, 1.0, -1.0]))
-    assert unknown.table()["effect_fraction"].isna().all()
-    assert unknown.default_column(unknown.table()) == "median"
-    assert patched(8).default_column(patched(8).table()) == "share"
-    assert located().default_column(located().table()) == "removed_share"
-    assert located().default_column(pd.DataFrame({"layer": 0.0, "x": [np.nan], "y": np.nan})) == "x", "none is known"
-
-
-def test_cells_are_printed_by_the_role_of_their_column() -> None:
-    table = pd.DataFrame({"label": ["a", "b"], "share": [0.5, np.nan], "share_ci_low": [0.4, np.nan], "k": [3, 4]})
-    table = table.assign(n=4, share_ci_high=[0.61, np.nan], p_corrected=[3e-19, 1.0], who=["x" * 60, None])
-    assert [line.split() for line in TextTable.of(table, "", known=mi.PatchScores.declared()).lines()] == [
-        ["head", "share", "[95", "%]", "problems", "p,", "corrected", "who"],
-        ["a", "50", "%", "[40,", "61]", "3/4", "3e-19", "x" * 51 + "…"],
-        ["b", "–", "4/4", "1", "–"],
-    ]
-
-
 def test_cells_of_heads_and_tidy_rows_by_hand() -> None:
     values = np.arange(12.0).reshape(2, 2, 3)
     assert of_heads(values, [mi.Head(1, 2), mi.Head(0, 1)]).tolist() == [[5.0, 1.0], [11.0, 7.0]]
@@ -250,7 +175,3 @@ def test_cells_of_heads_and_tidy_rows_by_hand() -> None:
     heads = pd.DataFrame({"layer": 0, "head": [0, 1, 2], "x": [-1.0, 3.0, np.nan], "none": np.nan})
     largest = largest_first(heads, "x")
     assert largest["head"].tolist() == [1, 0, 2] and largest.index.tolist() == [0, 1, 2]
-    drawn = head_map(heads, ["gone", "none", "x"], ["head", "gone"])
-    assert drawn is not None and (drawn.value, drawn.columns) == ("x", ["head"])
-    for other in (heads.head(1), pd.concat([heads, heads]), heads.assign(x=np.nan)):
-        assert head_map(other, ["x"], []) is None

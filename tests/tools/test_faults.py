@@ -1,34 +1,18 @@
-"""The faults that are tried: whom they meet, what counts as equal, whose counts the table keeps, that every run has an end."""
+"""The faults that are tried: whom they meet, and what counts as equal."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults import ANALYSES, FAULTS, Tally, left, write_table
+from faults import ANALYSES, left
 
 from mless_interp.app import COMMANDS
 from mless_interp.runtime.folders import new_folder
 
-KILLED, CTRL_C = list(FAULTS)[:2]
-
 
 def test_every_command_is_disturbed() -> None:
     assert {command for command, _ in ANALYSES.values()} == set(COMMANDS.values())
-
-
-def test_a_run_leaves_the_counts_of_what_it_did_not_try(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- faults -->\nNot yet run.\n<!-- end -->\nafter\n")
-    for tallies in (
-        [Tally(KILLED, "dose", 5, 4, 0), Tally(CTRL_C, "dose", 2, 2, 0)],
-        [Tally(KILLED, "locate", 3, 2, 1)],
-        [Tally(KILLED, "dose", 50, 50, 0)],
-    ):
-        write_table(page, tallies)
-    lines = page.read_text().splitlines()
-    assert lines[4:6] == [f"| {KILLED} | 2, 1 r | 50 |", f"| {CTRL_C} | - | 2 |"] and lines[-1] == "after"
-    assert lines[7] == "Together: 55 tried, 54 equal, 1 refused (r), 0 wrong."
 
 
 def a_run(folder: Path, *, made: str = "2026-01-01", **changed: bytes) -> Path:
