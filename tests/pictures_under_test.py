@@ -35,8 +35,9 @@ def two_profiles() -> tuple[Any, Any]:
     return small.profiled(), replace(small.profiled(0.04), settings={"model": "other", "insertion": "Mful"})
 
 
-def nothing() -> Any:
-    return replace(small.traced(16), values=0 * small.traced(16).values)
+def by_value() -> Any:
+    """L0H1 -> L1H0 by v, and not by q, k and v together."""
+    return replace(found := small.traced(), values=found.values * (np.arange(7) != 2))
 
 
 def skewed() -> Any:
@@ -47,26 +48,15 @@ def skewed() -> Any:
     return replace(small.traced(16), cells=edges, total=total, values=values)
 
 
-def by_value() -> Any:
-    """L0H1 -> L1H0 by v, and not by q, k and v together."""
-    found = small.traced()
-    values = found.values.copy()
-    values[:, 2] = 0
-    return replace(found, values=values)
-
-
 PICTURES: dict[str, Callable[[], Any]] = {
     name: lambda make=make: make().plot()  # type: ignore[misc]
     for name, make in small.RESULTS.items()
 } | {
     "head_map, named": lambda: views.head_map(small.located()),
-    "head_map, attributed": lambda: views.head_map(small.attributed()),
     "head_map, lowered": lambda: views.head_map(small.located(-1.0)),
     "head_map, lam": lambda: views.head_map(small.decomposed(n=9), value="lam_minus_uniform", top=0),
     "head_map, 4 problems": lambda: views.head_map(small.patched(4), value="median"),
-    "forest, lowered": lambda: views.forest(small.located(-1.0)),
     "head_map, doses": lambda: views.head_map(small.doses()),
-    "head_map, infinite": lambda: views.head_map(small.scored(), value="recovery_latency"),
     "head_map, a metric": lambda: views.head_map(small.scored(), value="span_mass", top=1, limit=0.7),
     "forest, a column": lambda: views.forest(small.patched(12), value="median", top=4),
     "forest, chosen heads": lambda: views.forest(small.located(), heads=["L1H0", "L0H0"]),
@@ -81,17 +71,13 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "bars_of_models": lambda: views.bars_of_models(BARS, "printed"),
     "path_graph, all": lambda: views.path_graph(small.traced(5), only_found=False),
     "path_graph, too few problems": lambda: views.path_graph(small.traced(8)),
-    "path_graph, nothing found": lambda: views.path_graph(nothing()),
-    "path_graph, nothing at all": lambda: views.path_graph(nothing(), only_found=False),
-    "path_graph, no effect": lambda: views.path_graph(replace(small.traced(16), total=np.tile([1.0, -1.0], 8))),
+    "path_graph, nothing found": lambda: views.path_graph(replace(small.traced(16), values=np.zeros((16, 7)))),
     "path_graph, skewed": lambda: views.path_graph(skewed()),
     "path_graph, by value alone": lambda: views.path_graph(by_value()),
     "site_map, a column": lambda: views.site_map(small.placed(), value="effect"),
-    "study_effects": lambda: views.study_effects(small.studied()),
-    "direct_bars, the largest": lambda: views.direct_bars(
-        replace(small.directed(), total=-small.directed().total), top=2
-    ),
+    "direct_bars, the largest": lambda: views.direct_bars(small.directed(), top=2),
     "token_bars, one each": lambda: views.token_bars(small.written(), top=1),
+    "study_effects": lambda: views.study_effects(small.studied()),
 }
 
 
@@ -133,7 +119,6 @@ PAGES: dict[str, Callable[[], str]] = {
     ),
     "page, lowered": lambda: page_of(small.located(-1.0), heading=None),
     "page, many tables": lambda: page_of(replace(small.located(), confirmation=small.confirmed())),
-    "page, chosen words": lambda: page_of(small.located(), first=small.located().explain().splitlines()[2:3]),
     "page, a metric": lambda: page_of(small.scored(), viewed=True),
     "view, of anything": lambda: (
         View("<t>", "<b>b</b>", {"x": "</script> & <b>"}).page().replace(shared_script(), "...")
@@ -150,18 +135,10 @@ is what users will see differently."""
 ASKED = """text position xydata segments data xy width height array clim cmap
     color facecolor edgecolor markerfacecolor markeredgecolor linestyle linewidth marker markersize hatch alpha zorder fill
     fontsize ha va rotation boxstyle arrowstyle mutation_scale""".split()
-USUAL = {
-    *("alpha None", "hatch None", "linewidth 1", "ha left", "va baseline", "rotation 0", "fill True", "array None"),
-    *(
-        "clim (None None)",
-        "marker None",
-        "color #000000",
-        "linestyle -",
-        "linestyle solid",
-        "facecolor ()",
-        "fill False",
-    ),
-}
+USUAL = """alpha None; hatch None; linewidth 1; ha left; va baseline; rotation 0; fill True; array None; clim (None None);
+    marker None; color #000000; linestyle -; linestyle solid; facecolor (); fill False""".replace("\n   ", "").split(
+    "; "
+)
 """What is not said."""
 
 
@@ -173,11 +150,9 @@ def plain(value: Any) -> str:
         value = np.ma.filled(value, NAN).tolist()
     if isinstance(value, float | int | np.number):
         return f"{value + 0.0:.4g}"
-    return (
-        f"({' '.join(map(plain, value))})"
-        if isinstance(value, tuple | list)
-        else getattr(value, "name", type(value).__name__)
-    )
+    if isinstance(value, tuple | list):
+        return f"({' '.join(map(plain, value))})"
+    return getattr(value, "name", type(value).__name__)
 
 
 def coloured(value: Any) -> str:
@@ -219,13 +194,9 @@ def parts(axes: Axes) -> Iterator[str]:
         )
     colour = to_hex(axes.get_facecolor())
     yield f"face {colour}, axis {axes.axison}, ratio {axes.get_aspect()}"
+    said = (axes.patch, axes.title, axes._left_title, axes._right_title)  # type: ignore[attr-defined]
     for artist in axes.get_children():
-        if not isinstance(artist, Axis | Spine | QuadMesh) and artist not in (
-            axes.patch,
-            axes.title,
-            axes._left_title,
-            axes._right_title,
-        ):  # type: ignore[attr-defined]
+        if not isinstance(artist, Axis | Spine | QuadMesh) and artist not in said:
             yield told(artist)
     if (legend := axes.get_legend()) is not None:
         yield from keys(legend)

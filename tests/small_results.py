@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.text import Text
 
 import mless_interp as mi
 from mless_interp.answers.graders import GRADERS
@@ -296,12 +295,9 @@ def knocked_out(n: int = 6) -> JointKnockout:
     """Two heads that back each other up, against three random sets."""
     singles = np.full((n, 2), 0.3) + spread(n, 0.02)[:, None]
     sets = tuple((mi.Head(0, a), mi.Head(0, b)) for a, b in ((3, 4), (4, 5), (3, 5)))
-    heads, effect, random = (
-        (mi.Head(0, 1), mi.Head(0, 2)),
-        0.8 + spread(n),
-        np.array([0.1, 0.2, 0.3]) + spread(n)[:, None],
-    )
-    return JointKnockout(problems(n), heads, effect, singles, random, sets, "nats", settings={"n_random_sets": 100})
+    random = np.array([0.1, 0.2, 0.3]) + spread(n)[:, None]
+    found = ((mi.Head(0, 1), mi.Head(0, 2)), 0.8 + spread(n), singles, random)
+    return JointKnockout(problems(n), *found, sets, "nats", settings={"n_random_sets": 100})
 
 
 def transplanted(carries: float = 0.5, n: int = 8) -> Transplant:
@@ -393,23 +389,23 @@ def certified() -> mi.Certificate:
     return mi.Certificate(info, None, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
 
 
+ACTING = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}
+
+
 def directed(n: int = 12) -> mi.DirectEffects:
     """L0H1 acts through others, L1H0 straight and a little against itself, of a total effect of 1."""
     values = np.tile([0.0, 0.5, 0.4, -0.1, 0.0, 0.0], (n, 1))
     values[:, ::2] += spread(n)[:, None]
-    settings = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}
     cells = tuple(Way(head, way) for head in HEADS for way in ("direct", "indirect"))
-    return mi.DirectEffects(problems(n), cells, values, 1 + spread(n), "nats", settings)
+    return mi.DirectEffects(problems(n), cells, values, 1 + spread(n), "nats", ACTING)
 
 
 def traced(n: int = 12) -> mi.PathEffects:
     """L0H1 acts on L1H0 by its value and on the last MLP; L0H0 against the effect."""
-    into = {"q": 0.0, "v": 0.4}
-    sizes = {f"L0H1 -> L1H0 {part}": size for part, size in into.items()} | {"L0H1 -> L1H0": 0.4, "L0H0 -> L1H0": -0.2}
+    sizes = {"L0H1 -> L1H0 q": 0.0, "L0H1 -> L1H0 v": 0.4, "L0H1 -> L1H0": 0.4, "L0H0 -> L1H0": -0.2}
     sizes |= {"L0H1 -> MLP1": 0.3, "L1H0 -> MLP1": 0.5, "MLP1 -> logits": 0.9}
-    settings = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}
     values = np.array(list(sizes.values())) + spread(n)[:, None]
-    return mi.PathEffects(problems(n), tuple(map(mi.Edge.parse, sizes)), values, 1 + spread(n), "nats", settings)
+    return mi.PathEffects(problems(n), tuple(map(mi.Edge.parse, sizes)), values, 1 + spread(n), "nats", ACTING)
 
 
 def placed(n: int = 16) -> mi.SitePatches:
@@ -520,10 +516,10 @@ def studied(n: int = 8) -> mi.StudyResult:
     )
 
 
-def turned(found: Any, **settings: object) -> Any:
+def turned(found: Any, **changes: Any) -> Any:
     """Effects of the other sign."""
-    values = {name: -values for name, values in found.values.items()}
-    return replace(found, total=-found.total, values=values, settings={**found.settings, **settings})
+    values = {name: -each for name, each in found.values.items()} if isinstance(found.values, dict) else -found.values
+    return replace(found, total=-found.total, values=values, **changes)
 
 
 MADE = [made for made in list(vars().values()) if getattr(made, "__module__", "") == __name__ and callable(made)]
@@ -540,33 +536,21 @@ RESULTS: dict[str, Callable[[], Any]] = {
 
 OTHERS: dict[str, Callable[[], Any]] = {
     "LocatedHeads, confirmed": lambda: replace(located(), confirmation=confirmed()),
-    "LocatedHeads, lowering, in bfloat16": lambda: turned(located(), dtype="bfloat16"),
-    "Confirmation, lowering": lambda: replace(turned(confirmed()), direction=-1.0),
+    "LocatedHeads, lowering, in bfloat16": lambda: turned(located(), settings=LOCATING | {"dtype": "bfloat16"}),
+    "Confirmation, lowering": lambda: turned(confirmed(), direction=-1.0),
     "PatchScores, raising": lambda: replace(patched(12, insertion="slashes", outcome="p"), confidence=0.9),
-    "PatchScores, lowering, of variants": lambda: replace(
-        patched(24, donor=-np.ones(24), dtype="float16"),
-        groups=tuple("aabbccddeeffgghhiijjkkll"),
-        noise=np.full((24, 2), 0.01),
-    ),
+    "PatchScores, lowering, of variants": lambda: replace(swept(), donor=-np.ones(24), settings={"dtype": "float16"}),
     "PatchScores, nothing shown": lambda: replace(patched(24), patched=patched(24).patched / 100),
-    "HeadAttribution, lowering, by atp": lambda: replace(
-        attributed(), inserted=-attributed().inserted, knockout=None, exact=None, settings={"method": "atp"}
-    ),
+    "PatchScores of one problem": lambda: patched(1),
+    "HeadAttribution by atp": lambda: replace(attributed(), knockout=None, exact=None, settings={"method": "atp"}),
+    "HeadAttribution, lowering": lambda: replace(attributed(), inserted=-attributed().inserted),
     "HeadAttribution, nothing": lambda: replace(attributed(), inserted=np.zeros(4)),
-    "JointKnockout, overlapping, chosen elsewhere": lambda: replace(
-        knocked_out(8), effect=0.2 + spread(8), chosen_elsewhere=True
-    ),
-    "JointKnockout, lowering": lambda: replace(
-        knocked_out(8), effect=-knocked_out(8).effect, singles=-knocked_out(8).singles
-    ),
+    "JointKnockout, overlapping": lambda: replace(knocked_out(), effect=0.2 + spread(6), chosen_elsewhere=True),
     "JointKnockout of one head": lambda: replace(
         knocked_out(5), heads=HEADS[:1], singles=knocked_out(5).singles[:, :1], sets=(), random=np.zeros((5, 0))
     ),
     "DoseResponse of a deeper layer, nothing shown": lambda: replace(doses(n=5), layer=3),
-    "ReadEffects, lowering, chosen here": lambda: replace(
-        read_apart(), values=-read_apart().values, total=-read_apart().total, chosen_elsewhere=False
-    ),
-    "ReadEffects, against": lambda: replace(read_apart(), total=-read_apart().total),
+    "ReadEffects, lowering, chosen here": lambda: turned(read_apart(), chosen_elsewhere=False),
     "ReadEffects of few": lambda: read_apart(n=8),
     "ReadEffects, no effect": lambda: replace(read_apart(), total=spread(12)),
     "Transplant, the other way": lambda: transplanted(-0.5),
@@ -580,7 +564,6 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "RunsCompared, one confirmed": lambda: mi.compare_runs(
         {"one": located(), "other": {"found": replace(located(), confirmation=confirmed())}}
     ),
-    "PatchScores of one problem": lambda: patched(1),
     "RunsCompared of sweeps": lambda: mi.compare_runs({"one": patched(12), "other": patched(4)}),
     "RunsCompared of answers": lambda: mi.compare_runs(dict.fromkeys(("one", "other"), answered(n=20))),
     "Comparisons, several sure": lambda: answered(0.5, n=120).compare_all(),
@@ -593,7 +576,7 @@ and its diff is what users will see differently."""
 
 
 def told(name: str) -> str:
-    """Everything of a result that a person reads: its print, explanation, tables, and the texts of its page and picture."""
+    """Everything of a result that a person reads: its print, explanation, tables, and the texts of its page."""
     result = (RESULTS | OTHERS)[name]()
     tables = {
         name: getattr(result, name)()
@@ -617,8 +600,7 @@ def told(name: str) -> str:
                 page.append(" ".join(squares))
     units = {str(result.quantity(column)): column for column in result.table()}
     page += [f"quantity: {column}: {unit}" for unit, column in units.items()]
-    drawn = dict.fromkeys(" ".join(each.get_text().split()) for each in result.plot().findobj(Text))
-    parts = [repr(result), *result.explain().splitlines(), *page, "picture: " + " | ".join(filter(None, drawn))]
+    parts = [repr(result), *result.explain().splitlines(), *page]
     if "confidence" in {field.name for field in fields(result)}:
         wider = replace(result, confidence=0.8)
         tables["at 80 %"], parts = wider.table(), [*parts, f"at 80 %: {wider.explain()}"]

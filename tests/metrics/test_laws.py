@@ -1,15 +1,14 @@
 """What every metric obeys: leading axes, half precision, devices, blocks of rows, probabilities only, masks named."""
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from formulas_under_test import NAN, SINK, mask, random, random_pattern, same, visible_keys
 
-from mless_interp import metrics
 from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
 
 N = 12
@@ -20,75 +19,94 @@ EDGES = torch.linspace(-3, 3, 7, dtype=torch.float64)
 ANSWER = torch.tensor([0, 1])
 
 Tensors = dict[str, torch.Tensor]
-OF_PROFILES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "span_collapse": lambda x, y, v: recovery.span_collapse(x, span=SPAN, reference=BEFORE),
-    "collapsed_share": lambda x, y, v: recovery.collapsed_share(x, span=SPAN),
-    "onset_step": lambda x, y, v: recovery.onset_step(x, span=SPAN),
-    "span_variation": lambda x, y, v: recovery.span_variation(x, span=SPAN),
-    "recovery_ratio": lambda x, y, v: recovery.recovery_ratio(x, before=BEFORE, after=AFTER),
-    "recovery_fraction": lambda x, y, v: recovery.recovery_fraction(x, before=BEFORE, span=SPAN, after=AFTER),
-    "aligned_recovery": lambda x, y, v: recovery.aligned_recovery(x, y, tokens=AFTER),
-    "aligned_ratio": lambda x, y, v: recovery.aligned_ratio(x, y),
+
+
+def public(*modules: ModuleType) -> list[Callable]:
+    """The metrics of modules, without what mutation testing adds."""
+    return [
+        each
+        for module in modules
+        for name, each in inspect.getmembers(module, inspect.isfunction)
+        if each.__module__ == module.__name__ and not name.startswith(("_", "x_"))
+    ]
+
+
+def parameters(metric: Callable) -> list[inspect.Parameter]:
+    return list(inspect.signature(metric).parameters.values())
+
+
+GIVEN: dict[str, Any] = {"span": SPAN, "tokens": AFTER, "before": BEFORE, "after": AFTER, "reference": BEFORE}
+GIVEN |= {"others": AFTER, "sink": FIRST_TOKEN, "c": 0.3, "q": 0.3, "edges": EDGES}
+OF_VECTORS = {
+    *("median_variance", "relative_norms", "cosines_to_sink", "affine_residual"),
+    *("value_cosine", "value_spectral_share", "value_effective_rank"),
+}
+
+
+def of_profiles(metric: Callable) -> Callable[..., torch.Tensor]:
+    """The metric of profiles or vectors, with the masks and numbers that it needs."""
+    options = {
+        each.name: GIVEN[each.name]
+        for each in parameters(metric)
+        if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+    }
+    names = [each.name for each in parameters(metric) if each.kind is not each.KEYWORD_ONLY]
+    masks = [SPAN for name in names if name in ("span", "tokens", "segment")]
+
+    def compute(x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        given = (v, v.flip(-1)) if metric.__name__ in OF_VECTORS else (x, y)
+        return metric(*given[: len(names) - len(masks)], *masks, **options)
+
+    return compute
+
+
+SPECIAL: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "recovery_latency": lambda x, y, v: recovery.recovery_latency(x, y, width=2),
-    "running_median": lambda x, y, v: recovery.running_median(x),
     "recovery_time_constant": lambda x, y, v: recovery.recovery_time_constant(x, min_r_squared=0.0),
-    "timing_pearson": lambda x, y, v: recovery.timing_pearson(x, y),
-    "timing_spearman": lambda x, y, v: recovery.timing_spearman(x, y),
-    "attenuation_slope": lambda x, y, v: recovery.attenuation_slope(x, y),
-    "attenuation_r_squared": lambda x, y, v: recovery.attenuation_r_squared(x, y),
     "spike_peaks": lambda x, y, v: recovery.spike_peaks(x).to(patterns.widened(x).dtype),
     "matched_peaks_f1": lambda x, y, v: recovery.matched_peaks_f1(x > 1, y > 1).to(x),
     "peak_attenuation": lambda x, y, v: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x)),
-    "kurtosis": lambda x, y, v: received.kurtosis(x),
-    "sink_rate": lambda x, y, v: received.sink_rate(x, SPAN),
-    "relative_received": lambda x, y, v: received.relative_received(x, y),
     "circuit_performance": lambda x, y, v: outputs.circuit_performance(FRACTIONS.to(patterns.widened(x)), x),
     "circuit_distance": lambda x, y, v: outputs.circuit_distance(FRACTIONS.to(patterns.widened(x)), x),
-    "arm_threshold": lambda x, y, v: activations.arm_threshold(x, c=0.3),
     "arm_threshold_signed": lambda x, y, v: activations.arm_threshold(x, c=0.3, absolute=False),
-    "quantile": lambda x, y, v: activations.quantile(x, q=0.3),
     "near_zero_fraction": lambda x, y, v: activations.near_zero_fraction(x, threshold=activations.quantile(y, q=0.4)),
-    "l1_norm": lambda x, y, v: activations.l1_norm(x),
-    "l2_norm": lambda x, y, v: activations.l2_norm(x),
-    "mean_absolute": lambda x, y, v: activations.mean_absolute(x),
-    "root_mean_square": lambda x, y, v: activations.root_mean_square(x),
-    "gini": lambda x, y, v: activations.gini(x),
-    "histogram": lambda x, y, v: activations.histogram(x, edges=EDGES),
-    "histogram_gini": lambda x, y, v: activations.histogram_gini(x, edges=EDGES),
-    "wasserstein": lambda x, y, v: activations.wasserstein(x, y),
-    "kolmogorov_smirnov": lambda x, y, v: activations.kolmogorov_smirnov(x, y),
-    "median_variance": lambda x, y, v: activations.median_variance(v),
-    "relative_norms": lambda x, y, v: received.relative_norms(v, others=AFTER),
-    "cosines_to_sink": lambda x, y, v: received.cosines_to_sink(v, sink=FIRST_TOKEN),
-    "first_of": lambda x, y, v: received.first_of(x, SPAN),
-    "first_against_rest": lambda x, y, v: received.first_against_rest(x, SPAN),
-    "value_cosine": lambda x, y, v: outputs.value_cosine(v, span=SPAN),
-    "value_spectral_share": lambda x, y, v: outputs.value_spectral_share(v, span=SPAN),
-    "value_effective_rank": lambda x, y, v: outputs.value_effective_rank(v, span=SPAN),
     "direction_coherence": lambda x, y, v: outputs.direction_coherence(v, rows=SPAN),
-    "segment_mean": lambda x, y, v: patterns.segment_mean(x, SPAN),
     "affine_fit": lambda x, y, v: outputs.affine_fit(v, v.flip(-2))[2],
-    "affine_residual": lambda x, y, v: outputs.affine_residual(v, v.flip(-1)),
     "affine_parts": lambda x, y, v: outputs.affine_parts(v, v + 1, lam=x, sigma=v.flip(-1), matched=2 * v)["rest"],
 }
+OF_OTHERS = {"pattern", "logits", "gram", "sums", "parts"}
+OF_PROFILES = {
+    each.__name__: of_profiles(each)
+    for each in [*public(activations, outputs, received, recovery), patterns.segment_mean]
+    if each.__name__ not in SPECIAL and parameters(each)[0].name not in OF_OTHERS
+} | SPECIAL
 """Metrics of profiles `x`, `y` `[*lead, token]` and vectors `v` `[*lead, token, d]`."""
 
-OF_PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor, Tensors], torch.Tensor]] = {
-    "span_mass": lambda p, v, m: attention.span_mass(p, span=m["span"], **v),
-    "retained_mass": lambda p, v, m: attention.retained_mass(p, span=m["span"], **v),
+
+def takes(parameter: str) -> list[Callable]:
+    """The metrics whose first parameter has this name."""
+    every = public(activations, attention, outputs, patterns, received, recovery)
+    return [each for each in every if parameter in [first.name for first in parameters(each)[:1]]]
+
+
+NO_PROBABILITIES_NEEDED = {"row_positions", "renormalised_rows", "prepared", "with_sink_key"}
+OF_A_PATTERN = [each for each in takes("pattern") if each.__name__ not in NO_PROBABILITIES_NEEDED]
+
+
+def asked(metric: Callable, given: Tensors) -> Tensors:
+    """What a metric needs beside the pattern."""
+    needed = [each.name for each in parameters(metric)[1:] if each.default is each.empty]
+    return {name: given[name] for name in needed if name in given}
+
+
+OF_PATTERNS: dict[str, Callable[..., torch.Tensor]] = {
+    each.__name__: lambda p, v, m, each=each: each(p, **asked(each, m), **v)
+    for each in OF_A_PATTERN
+    if each.__module__ == attention.__name__
+} | {
+    "entropy_chain": lambda p, v, m: torch.stack(attention.entropy_chain(p, span=m["span"], **v), -2),
     "span_log_odds": lambda p, v, m: attention.span_log_odds(p, span=m["span"], **v),
-    "non_sink_span_mass": lambda p, v, m: attention.non_sink_span_mass(p, span=m["span"], sink=m["sink"], **v),
-    "log_density_ratio": lambda p, v, m: attention.log_density_ratio(p, span=m["span"], **v),
     "log_density_ratio_no_sink": lambda p, v, m: attention.log_density_ratio(p, span=m["span"], sink=m["sink"], **v),
-    "attention_entropy": lambda p, v, m: attention.attention_entropy(p, **v),
-    "normalised_entropy": lambda p, v, m: attention.normalised_entropy(p, **v),
-    "participation": lambda p, v, m: attention.participation(p, **v),
-    "effective_tokens": lambda p, v, m: attention.effective_tokens(p, **v),
-    "chain_between": lambda p, v, m: attention.entropy_chain(p, span=m["span"], **v)[0],
-    "chain_outside": lambda p, v, m: attention.entropy_chain(p, span=m["span"], **v)[1],
-    "chain_inside": lambda p, v, m: attention.entropy_chain(p, span=m["span"], **v)[2],
-    "within_span_entropy": lambda p, v, m: attention.within_span_entropy(p, span=m["span"], **v),
-    "entropy_without_sink": lambda p, v, m: attention.entropy_without_sink(p, sink=m["sink"], **v),
     "span_output": lambda p, v, m: outputs.span_output(p, m["values"], span=m["span"], **v).movedim(-1, -2),
     "span_output_weight": lambda p, v, m: outputs.span_output_weight(
         p, m["values"], span=m["span"], output_weights=m["weights"], **v
@@ -96,7 +114,7 @@ OF_PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor, Tensors], torch.Ten
 }
 """Metrics of each row of a pattern `p`, with its visible keys `v` and masks, values and output weights `m`; rows last."""
 
-OF_COLUMNS: dict[str, Callable[[torch.Tensor, torch.Tensor, Tensors], torch.Tensor]] = {
+OF_COLUMNS: dict[str, Callable[..., torch.Tensor]] = {
     "received": lambda p, v, m: received.received_attention(p, rows=m["rows"], min_rows=1, **v),
     "received_no_sink": lambda p, v, m: received.received_attention(p, sink=m["sink"], min_rows=1, **v),
 }
@@ -224,37 +242,13 @@ WRONG = {
 NEEDED = {"span": mask(1, n=3), "sink": mask(0, n=3), "values": torch.eye(3)}
 
 
-def takes(parameter: str) -> list[Callable]:
-    """The public metrics whose first parameter has this name."""
-    found = []
-    for module in pkgutil.iter_modules(metrics.__path__):
-        made = importlib.import_module(f"{metrics.__name__}.{module.name}")
-        found += [
-            each
-            for name, each in inspect.getmembers(made, inspect.isfunction)
-            if each.__module__ == made.__name__ and not name.startswith(("_", "x_"))  # x_: what mutation testing adds
-            if next(iter(inspect.signature(each).parameters), None) == parameter
-        ]
-    return found
-
-
-NO_PROBABILITIES_NEEDED = {"row_positions", "renormalised_rows", "prepared", "with_sink_key"}
-OF_A_PATTERN = [each for each in takes("pattern") if each.__name__ not in NO_PROBABILITIES_NEEDED]
-
-
-def asked(metric: Callable) -> dict[str, torch.Tensor]:
-    """What a metric needs beside the pattern."""
-    _, *parameters = inspect.signature(metric).parameters.values()
-    return {each.name: NEEDED[each.name] for each in parameters if each.name in NEEDED and each.default is each.empty}
-
-
 def test_every_row_that_is_no_probability_is_refused_by_every_metric() -> None:
     assert len(OF_A_PATTERN) >= 12 and len(takes("p")) == 4
     for kind, row in WRONG.items():
         for metric in OF_A_PATTERN:
-            metric(GOOD, **asked(metric))
+            metric(GOOD, **asked(metric, NEEDED))
             with pytest.raises(ValueError, match=r"sum to 1 .* row \[2\]"):
-                metric(torch.cat([GOOD[:2], torch.tensor([row])]), **asked(metric))
+                metric(torch.cat([GOOD[:2], torch.tensor([row])]), **asked(metric, NEEDED))
         for distance in takes("p"):
             for which, pair in (("second", (GOOD[2], torch.tensor(row))), ("first", (torch.tensor(row), GOOD[2]))):
                 with pytest.raises(ValueError, match=f"the {which} rows must be probabilities that sum to 1"):
@@ -284,7 +278,7 @@ def test_rounding_is_allowed_up_to_its_limit() -> None:
 
 
 HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
-THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3)
+LAST = mask(2, n=3)
 
 
 @pytest.mark.usefixtures("untyped")
@@ -293,19 +287,15 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
     [
         (lambda: attention.span_mass(HALF, span=SINK.int()[:3]), "span must be a boolean mask .* got torch.int32"),
         (lambda: attention.span_mass(HALF, span=SINK[:2]), r"span must .* one entry for each of the 3 tokens"),
-        (lambda: attention.non_sink_span_mass(HALF, span=LAST, sink=SINK), "sink must be a boolean mask"),
         (lambda: attention.non_sink_span_mass(HALF, span=LAST, sink=LAST), "the sink and the span share a token"),
         (lambda: attention.span_mass(HALF, span=mask(n=3)), "the span is empty"),
         (lambda: attention.span_mass(HALF, span=mask(0, 1, 2, n=3)), "covers all tokens"),
-        (lambda: received.received_sums(HALF, rows=SINK), "rows must be a boolean mask"),
-        (lambda: recovery.aligned_recovery(THREE, THREE, tokens=SINK), "^tokens must be a boolean mask"),
         (lambda: recovery.onset_step(torch.ones(5), span=mask(1, 3, n=5)), "only defined for one block"),
         (lambda: attention.total_variation(HALF[0], HALF[0, :2]), "over the same tokens, got 3 and 2"),
         (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 3])), r"in 0 to 2, got \[1, 3\]"),
         (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 1])), "strictly increasing"),
         (lambda: patterns.row_positions(HALF[:2], None), "2 rows over 3 keys needs dest_positions"),
         (lambda: patterns.row_positions(HALF[:2], torch.tensor([1, 3])), r"from 0 to 2.* got \[1, 3\]"),
-        (lambda: patterns.row_positions(HALF[:2], torch.tensor([1])), "needs dest_positions"),
         (lambda: attention.span_mass(HALF, span=LAST, visible=VISIBLE), "visible must be boolean and fit a pattern"),
         (lambda: attention.attention_entropy(PATTERN, visible=VISIBLE[[0, 1, 0]]), r"fit a .*\(2, 3, 9, 9\)"),
     ],

@@ -5,17 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-import virtual_devices  # noqa: F401 - registers them
 from torch import Tensor
 
 from mless_interp.metrics.patterns import uniform_pattern, with_sink_key
 from mless_interp.models.arithmetic import pattern_of
 from mless_interp.models.info import AttentionRule
 from mless_interp.scores import streaming
-from mless_interp.scores.streaming import Block, Reduced, brought_in, pattern_blocks, recomputed_blocks, uniform_blocks
+from mless_interp.scores.streaming import Block, pattern_blocks, recomputed_blocks, uniform_blocks
 
 N_HEADS, N_TOKENS, D_HEAD = 2, 11, 4
-KINDS = (("sum", 6, torch.float32), ("rows", 4, torch.float32), ("count", 8, torch.int64), ("states", 2, torch.float32))
 VISIBLE = torch.ones(1, N_TOKENS, N_TOKENS, dtype=torch.bool).tril()
 
 
@@ -67,19 +65,3 @@ def test_every_kind_of_block_is_a_part_of_the_whole(sinks: bool) -> None:
         rows = 6 if name == "uniform" else 3  # of one head, and of two
         assert [block.first for block in blocks] == list(range(0, N_TOKENS, rows)), name
         assert [block.n_src for block in blocks] == [*range(rows, N_TOKENS, rows), N_TOKENS], f"{name}: no unseen key"
-
-
-def test_numbers_of_every_device_and_kind_come_home() -> None:
-    made = {
-        layer: Reduced({(kind, "x"): torch.arange(n).reshape(2, -1).to(dtype) + layer for kind, n, dtype in KINDS})
-        for layer in (0, 2)
-    }
-    there = {
-        layer: Reduced({key: tensor.to(f"virtual:{layer + 1}") for key, tensor in reduced.numbers.items()})
-        for layer, reduced in made.items()
-    }
-    for given in (there, made, {0: made[0], 2: there[2]}):
-        for layer, reduced in brought_in(given).items():
-            assert list(reduced.numbers) == list(made[layer].numbers)
-            for key, tensor in reduced.numbers.items():
-                torch.testing.assert_close(tensor, made[layer].numbers[key], rtol=0, atol=0)

@@ -15,7 +15,7 @@ from models_under_test import loaded, pairs_for
 
 import mless_interp as mi
 from mless_interp.views import circuitsvis as circuits
-from mless_interp.views.circuitsvis import Patterns, read_patterns
+from mless_interp.views.circuitsvis import read_patterns
 from mless_interp.views.report import ShownPrompt
 
 # What React gave to the CircuitsVis element behind a canvas: the numbers that are really drawn.
@@ -103,17 +103,6 @@ def test_of_many_heads_of_a_long_prompt_the_first_are_drawn_and_the_page_says_so
     assert [chart["values"] for chart in charts_of(view)] == [chart["values"][:3] for chart in charts]
     monkeypatch.setattr(circuits, "MOST_CELLS", 1)
     assert len(mi.views.attention(model, pair, heads).data["heads"]) == 1
-
-
-def test_a_page_of_many_heads_and_tokens_stays_below_3_megabytes() -> None:
-    """Softmax rows of random logits compress worst."""
-    n, heads = 128, tuple(mi.Head(0, head) for head in range(32))
-    logits = np.where(np.tri(n, dtype=bool), np.random.default_rng(0).normal(size=(32, n, n)), -np.inf)
-    values = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    places = np.arange(n)
-    panels = [Patterns(name, values, (" token",) * n, places, places < 0) for name in ("base", "masked")]
-    read = circuits.PairAttention("p", "slashes", 0, heads, tuple(panels))
-    assert len(circuits.attention_view(read).page().encode()) < 3_000_000
 
 
 def test_what_is_read_is_the_pattern_with_its_texts_and_places(tiny_model_dir: Any) -> None:

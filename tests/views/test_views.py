@@ -2,8 +2,6 @@
 
 import base64
 import io
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -14,6 +12,7 @@ from PIL import Image
 from small_results import activations, answered, checked, patched, placed
 
 import mless_interp as mi
+from mless_interp.runtime.columns import TextTable
 
 
 @pytest.mark.parametrize("name", PICTURES | PAGES)
@@ -29,11 +28,11 @@ def test_what_is_asked_for_in_vain_is_named() -> None:
         (lambda: mi.views.forest(patched(), heads=["L5H0"]), r"no head \(zero-based\) .L5H0. here"),
         (
             lambda: mi.views.activation_histograms(activations(), contrast="shift"),
-            "no contrast 'shift' here; there are ",
+            "no contrast 'shift' here; there are",
         ),
         (lambda: mi.views.site_map(placed(), value="nothing"), "no column"),
         (lambda: mi.views.head_map(checked()), "needs a row per head; this table has claim, measured"),
-        (lambda: mi.views.forest(checked()), "needs a row per head; this table has claim, measured"),
+        (lambda: TextTable.of(patched().table(), "", columns=["effects"]), "no column 'effects' to show; there are"),
     ):
         with pytest.raises(ValueError, match=message):
             draw()
@@ -55,24 +54,3 @@ def test_drawing_touches_nothing_global(tmp_path: Any) -> None:
     assert (part.kind, part.text, part.width) == ("picture", "words", large[0])
     assert Image.open(io.BytesIO(base64.b64decode(part.source))).size == large
     assert dict(matplotlib.rcParams) == before and not _pylab_helpers.Gcf.figs
-
-
-def test_a_picture_shows_itself_after_a_cell_that_ended_well_unless_it_was_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waiting: list[Any] = []
-    shown: list[Any] = []
-    events = SimpleNamespace(register=lambda *each: waiting.append(each), unregister=lambda *each: waiting.remove(each))
-    shell = SimpleNamespace(events=events)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shown.append))
-    mi.views.head_map(patched())
-    assert not waiting, "a terminal has no cells"
-    shell.kernel = "of a notebook"
-    for success, seen in ((True, set()), (False, set()), (True, {"saved"})):
-        picture = mi.views.head_map(patched())
-        picture.seen |= seen
-        ((name, show),) = waiting
-        show(SimpleNamespace(success=success))
-        assert (name, waiting, shown) == ("post_run_cell", [], [picture] if success and not seen else [])
-        shown.clear()
