@@ -206,31 +206,18 @@ def test_means_are_those_of_scipy_and_statsmodels(kind: str, n: int) -> None:
         close(found.standard_error, stats.sem(x), rtol=1e-7)
 
 
-@of_every_size
-def test_bootstrap_intervals_are_scipy_s_on_the_same_resamples(kind: str, n: int) -> None:
-    x = made(kind, n)
-    found = st.bootstrap_interval(x, n_resamples=300, seed=n, confidence=0.8)
-    close(found.standard_error, stats.sem(x), rtol=1e-6)
-    if n > 9 and kind not in (
-        "ties",
-        "mostly zero",
-        "one outlier",
-    ):  # where resamples tie with the sample: the next test
-        options: dict[str, Any] = {"n_resamples": 300, "confidence_level": 0.8, "method": "BCa"}
-        peer = stats.bootstrap((x,), np.mean, **options, rng=st.derive_generator(n, "bootstrap", n))
-        close((found.low, found.high), peer.confidence_interval, rtol=1e-8, atol=1e-12 * np.abs(x).max())
-
-
-def test_ties_of_the_bootstrap_count_half_as_in_scipy() -> None:
-    """On values whose means are exact there is no rounding, and every tie counts as SciPy counts it."""
-    for seed in range(50):
-        n = (4, 8, 16)[seed % 3]
-        x = np.random.default_rng(seed).integers(-3, 4, n).astype(float)
+def test_bootstrap_intervals_are_scipy_s_on_the_same_resamples() -> None:
+    """Of whole numbers too, whose means are exact where there are 4, 8 or 16: every tie counts as SciPy counts it."""
+    kinds = [kind for kind in KINDS if kind not in ("ties", "mostly zero", "one outlier")]
+    samples = [made(kind, n) for kind in kinds for n in SIZES if n > 9]
+    samples += [rng.integers(-3, 4, (4, 8, 16)[seed % 3]).astype(float) for seed, rng in draws()]
+    for x in samples:
         x[0] += np.ptp(x) == 0
-        found = st.bootstrap_interval(x, n_resamples=200, seed=seed)
-        rng = st.derive_generator(seed, "bootstrap", n)
-        peer = stats.bootstrap((x,), np.mean, n_resamples=200, method="BCa", rng=rng).confidence_interval
-        close((found.low, found.high), peer, atol=1e-12, case=x)
+        n, options = len(x), {"n_resamples": 300, "seed": len(x), "confidence": 0.8}
+        found, rng = st.bootstrap_interval(x, **options), st.derive_generator(n, "bootstrap", n)
+        peer = stats.bootstrap((x,), np.mean, n_resamples=300, confidence_level=0.8, method="BCa", rng=rng)
+        close((found.low, found.high), peer.confidence_interval, rtol=1e-8, atol=1e-12 * np.abs(x).max())
+        close(found.standard_error, stats.sem(x), rtol=1e-6)
 
 
 @cache

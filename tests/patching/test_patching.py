@@ -51,19 +51,14 @@ def test_without_an_effect_or_with_too_few_problems_no_head_is_tested() -> None:
     found = patched(12, donor=np.array([1.0, -1.0] * 6))
     assert found.table()["p_corrected"].isna().all() and found.table()["share"].isna().all()
     assert "so no head is tested" in found.headline() and "is not established, so no head" in found.why_none()
-    several = replace(found, settings={"insertion": "two tokens"}).headline()
-    assert several.startswith("Two tokens have no established effect on the outcome (median")
     assert patched(9).table()["p_corrected"].min() < 0.04
     found, strict = (replace(patched(12), confidence=share).whole.detectable(12) for share in (0.95, 0.999))
     assert 0.5 < found < 1 and np.isnan(strict), "with so few problems nothing could be found at that level"
     unknown = patched(6)  # the total effect is established, and its median has no upper limit at 99 %
     assert unknown.established and np.isnan(unknown.whole.delta) and unknown.table()["k"].isna().all()
     assert re.search(r"No head can pass with 6 problems: that takes at least \d+\.", unknown.why_none())
-    assert patched(12).why_none() == "" and "1 of 6 heads carries more than 5 %" in patched(12).headline()
     nothing = replace(patched(12), patched=np.full((12, 2, 3), np.nan))
     assert nothing.why_none().endswith("none is defined on any problem.")
-    row = scores([1.0], [0.0], [2.0], "denoising").table().iloc[0]
-    assert row["effect"] == row["median"] == -1 and np.isnan([row["effect_fraction"], row["share"], row["k"]]).all()
 
 
 def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
@@ -71,12 +66,6 @@ def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
     assert replace(made, smallest_effect=0.55).table()["k"].max() == 3, "0.4 to 0.6 of 1: three exceed 0.55"
     wide = patched(12, donor=np.repeat([1.0, 2.0], 6))  # of medians, 1 to 2: 10 % of 2
     assert wide.whole.delta == pytest.approx(0.1)
-    strict = replace(made, confidence=0.999)
-    assert not any(strict.shown().head_map.marked)
-    with pytest.raises(
-        ValueError, match="smallest_effect is a share of the median total effect, from 0 to below 1, got 5"
-    ):
-        replace(made, smallest_effect=5.0).table()
 
 
 def test_a_few_problems_carry_an_effect_from_six_on_and_groups_stay_with_their_problems() -> None:
@@ -132,21 +121,13 @@ def test_heads_within_the_noise_have_no_rank() -> None:
     ("options", "message"),
     [
         ({"smallest_effect": 1.0}, "smallest_effect is a share of the median total effect, from 0 to below 1, got 1.0"),
-        ({"direction": "up"}, "unknown direction 'up'"),
         ({"positions": "first"}, "unknown positions 'first'"),
         ({"contrast": "total", "positions": "all"}, "contrast 'total' joins two lengths"),
         ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
         ({"edit": "q", "contrast": "total"}, "joins two lengths, so q, k or v cannot be patched"),
         ({"edit": "knockout", "contrast": "shift"}, "edit 'knockout' changes which tokens a head sees.*got 'shift'"),
-        (
-            {"edit": "knockout_zero", "direction": "noising"},
-            "'knockout_zero' changes nothing .*: use .*denoising",
-        ),
         ({"edit": "edge_noise"}, "'edge_noise' changes nothing .*: use direction='noising'"),
-        ({"max_rows": 0}, "max_rows must be 1 or more, got 0"),
-        ({"pairs": []}, "there are no prompt pairs"),
         ({"pairs": "twice"}, "the problem id .* is given twice"),
-        ({"pairs": {"distractor": None}, "outcome": "logit_diff"}, "problem 'p0' has no distractor"),
         ({"pairs": {"answer": ""}}, "its answer encodes to no tokens"),
         (
             {"pairs": {"answer": "", "answer_prefix": ""}},

@@ -4,11 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from models_under_test import planted_here, planted_pairs
 
 from mless_interp.patching.prepared import PER_UNIT, fit_pairs, prepare
-from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.pairs import PromptPair
 
 
@@ -43,17 +41,3 @@ def test_pairs_that_cannot_be_compared_are_counted_and_named(pairs: Any) -> None
     with pytest.raises(ValueError, match=f"problem '{half.id}': 50 % of its solution's tokens are the unknown token"):
         prepare(model, [pairs[0], half], "solution_logprob")
     assert prepare(model, [half]).ids == (half.id,), "no other outcome reads the solution"
-
-
-def test_each_condition_is_run_once_and_read_where_the_outcome_is(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    ready = prepare(model, pairs_for(model, 4, count=1))
-    runs, pair = ready.runs((0,)), ready.pairs[0]
-    assert runs.length("inserted") == runs.length("base") + 4 == len(pair.inserted)
-    assert runs.read("inserted") == [runs.length("inserted") - back for back in ready.outcome.reads(pair)]
-    content, total = CONTRASTS["content"], CONTRASTS["total"]
-    assert runs.start(content, "inserted") == pair.span[1] and runs.start(total, "base") == pair.span[0]
-    assert runs.recording("inserted", 3) is runs.recording("inserted", 3) is not runs.recording("inserted", 4)
-    rows, keys = runs.cut(content)
-    assert keys[0].nonzero().flatten().tolist() == list(range(*pair.span)) and rows[0, pair.span[1] :].all()
-    assert not torch.stack(list(runs.cut(total))).any() and runs.cut(total)[0].shape[1] == len(pair.inserted)
