@@ -29,7 +29,7 @@ PLACE = pytest.mark.parametrize("place", PLACES)
 BEFORE = [
     *product(("content", "shift", "total"), ("denoising", "noising"), ("z",)),
     *product(("content",), ("noising", "denoising"), ("knockout",)),
-    *product(("content",), ("denoising",), ("knockout_zero", "restore_scale", "reroute_to_sink", "q", "k", "v")),
+    *product(("content",), ("denoising",), ("knockout_zero", "restore_scale", "reroute_uniform", "q", "k", "v")),
 ]
 """Sweeps (contrast, direction, edit) of a span before the question, on each architecture and backend once."""
 ANYWHERE = [

@@ -92,9 +92,7 @@ def by_hand(effect: Any, singles: Any, random: Any, **more: Any) -> JointKnockou
 def test_ranks_and_interactions_by_hand() -> None:
     made = by_hand([1.0, 3.0], [[0.5, 0.25], [0.5, 0.75]], [[0.0, -2.5, 2.0], [0.5, -2.0, 2.0]])
     # |medians|: 2 of the set; 0.25, 2.25 and 2 of the random ones, of which two reach it
-    assert (
-        made.n_as_large == 2 and made.p == pytest.approx(3 / 4) and "2 of them by as much; p = 0.75" in made.explain()
-    )
+    assert made.n_as_large == 2 and made.p == pytest.approx(3 / 4)
     assert made.interaction.tolist() == [0.25, 1.75]
     against = by_hand([-1.0, -3.0], [[0.0, 0.0]] * 2, [[0.5], [0.5]])
     assert against.p == pytest.approx(1 / 2)
