@@ -18,17 +18,8 @@ import mless_interp as mi
 from mless_interp.models import traced_ops
 from mless_interp.models.arithmetic import fused
 from mless_interp.models.checks import check_model
-from mless_interp.models.decoder import decoder_layers, linear
-from mless_interp.models.hugging_face import hugging_face_info
+from mless_interp.models.decoder import linear
 from mless_interp.models.info import Inputs, ModelError
-
-
-def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
-    model = tiny_model("llama", word_tokenizer())
-    model.model.layers[0].another_norm = torch.nn.Identity()
-    first, second = decoder_layers(model, hugging_face_info(model))[:2]
-    assert first.norms is None and first.attention_output(hugging_face_info(model)) is None
-    assert second.norms is not None and second.attention_output(hugging_face_info(model)) is not None
 
 
 @pytest.mark.parametrize("kind", [torch.nn.Linear, transformers.pytorch_utils.Conv1D])

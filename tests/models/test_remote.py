@@ -1,7 +1,6 @@
 """Models that run elsewhere: each path against a server without this package, equal to the same model here bit for bit."""
 
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from models_under_test import loaded, pairs_for, without_stepper
 from ndif_under_test import Server, hosting, strictly
 
 import mless_interp as mi
-from mless_interp.models import traced_ops
 from mless_interp.models.info import Inputs, ModelError
 
 TOKENS = torch.arange(5, 29)[None]
@@ -68,14 +66,6 @@ def test_runs_records_and_sweeps_are_equal_to_those_here(both: Any) -> None:
     assert server.largest < MEGABYTE
     known = "torch nnsight cloudpickle transformers collections functools _functools typing builtins".split()
     assert {name.partition(".")[0] for name in server.modules} <= {*known, "operator", "_operator", "types"}
-
-
-def test_what_can_be_sent_is_plain() -> None:
-    scale = torch.ones(2)
-    assert traced_ops.can_be_sent(partial(traced_ops.tail, start=3)) and traced_ops.can_be_sent(torch.zeros_like)
-    assert traced_ops.can_be_sent(partial(traced_ops.replaced, start=1, rows=[0], heads=[1], new=scale))
-    for other in (lambda x: x * scale, partial(traced_ops.tail, start=object()), mi.Head(0, 1), partial(max, 1)):
-        assert not traced_ops.can_be_sent(other)
 
 
 def test_edits_that_cannot_be_written_down_and_weights_are_refused(both: Any) -> None:
