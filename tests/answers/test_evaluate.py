@@ -15,7 +15,7 @@ from mless_interp.answers import AccuracyResults, Treatment, evaluate_accuracy, 
 from mless_interp.answers import evaluate as evaluate_module
 from mless_interp.answers.decoding import Request
 from mless_interp.answers.engines import generate_completions
-from mless_interp.answers.treatments import as_treatment, as_treatments
+from mless_interp.answers.treatments import as_treatments
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
@@ -72,8 +72,6 @@ def test_every_treatment_answers_its_own_prompts(
     demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults
 ) -> None:
     assert whole.treatments == ("none", "Mless ' /' x55", ARM_HERE.label, "hidden")
-    assert whole.problem_ids == tuple(problem.id for problem in problems)
-    assert whole.golds == tuple(problem.answer for problem in problems)
     pairs = make_pairs(demo, problems, SLASHES)
     inserted = [Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs]
     bare = [Request(build_prompt(demo.tokenizer, problem).ids, problem.id) for problem in problems]
@@ -88,12 +86,10 @@ def test_every_treatment_answers_its_own_prompts(
         for place, completions in enumerate(expected):
             text = completions[problem.id].text(demo.tokenizer)
             assert whole.completions[at][place] == (text,)
-            assert text.startswith("Answer : \\boxed{"), "the model writes the answer's frame itself"
             right = text == f"Answer : \\boxed{{ {problem.answer} }}"
             assert whole.correct["strict"][at, place, 0] == right
             assert whole.n_tokens[at, place, 0] == len(completions[problem.id].tokens)
     assert whole.correct["strict"][:, 0].all() and not whole.cut_off.any() and whole.boxed.all()
-    assert len(whole.to_frame()) == 6 * 4
 
 
 def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, problems: tuple[Problem, ...]) -> None:
@@ -105,7 +101,6 @@ def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, probl
     assert len(set(texts)) > len(texts) / 2, "samples differ"
     other = evaluate_accuracy(demo, problems[2:3], [SLASHES], seed=1, **options)
     assert other.completions != alone.completions
-    assert both.n_samples == 3 and both.accuracy().method == "t over problems"
 
 
 def test_answers_are_as_long_as_the_context_leaves_and_what_a_model_cannot_do_is_said_before(
@@ -114,18 +109,10 @@ def test_answers_are_as_long_as_the_context_leaves_and_what_a_model_cannot_do_is
     found = evaluate_accuracy(demo, problems[:2], [None, SLASHES], progress=False)
     longest = max(len(pair.inserted) for pair in make_pairs(demo, problems[:2], SLASHES))
     assert found.settings["max_new_tokens"] == 512 - longest
-    evaluate_module.check_answers(demo, problems, [None, SLASHES])
-    for asked, options, message in (
-        ([ARM(0.1, 99.0, layers=(4,))], {}, "layer 4 is out of range"),
-        ([None], {"max_new_tokens": 500}, "500 new ones do not fit"),
-        (
-            [Treatment(Insertion.meaningless(" /", 4, before="system", after="question"), knockout=["L0H1"])],
-            {},
-            "in 2 blocks",
-        ),
-    ):
+    cut = Treatment(Insertion.meaningless(" /", 4, before="system", after="question"), knockout=["L0H1"])
+    for asked, message in ((ARM(0.1, 99.0, layers=(4,)), "layer 4 is out of range"), (cut, "in 2 blocks")):
         with pytest.raises(ValueError, match=message):
-            evaluate_module.check_answers(demo, problems, asked, **options)
+            evaluate_module.check_answers(demo, problems, [asked])
 
 
 def test_a_knockout_needs_a_span_whose_tokens_have_not_merged(
@@ -175,50 +162,30 @@ def test_each_answer_is_one_line_as_soon_as_it_ends_and_problems_can_be_added_or
     assert made == [] and fewer.problem_ids == tuple(problem.id for problem in problems[1:3])
     before = path.read_bytes()
     shorter = Treatment(Insertion.meaningless(" /", 54), name=SLASHES.label)
-    for seed, other, message in (
-        (1, SLASHES, "seed was 0, now 1"),
-        (0, shorter, "treatments.Mless ' /' x55.insertion.n_tokens was 55, now 54"),
-    ):
-        with pytest.raises(ValueError, match=f"a.jsonl was made with other settings: .*{message}"):
-            evaluate_accuracy(demo, problems, [None, other, *TREATMENTS[2:]], seed=seed, checkpoint=path, **QUICK)
+    with pytest.raises(ValueError, match="a.jsonl was made with other settings: .*n_tokens was 55, now 54"):
+        evaluate_accuracy(demo, problems, [None, shorter, *TREATMENTS[2:]], checkpoint=path, **QUICK)
     assert made == [] and path.read_bytes() == before
 
 
-@pytest.mark.parametrize("part", ["question", "answer"])
 def test_another_question_or_answer_of_a_kept_problem_is_answered_and_graded_again(
-    part: str, demo: Model, problems: tuple[Problem, ...], tmp_path: Path, made: list[str]
+    demo: Model, problems: tuple[Problem, ...], tmp_path: Path, made: list[str]
 ) -> None:
     path = tmp_path / "a.jsonl"
     evaluate_accuracy(demo, problems, [None], checkpoint=path, **QUICK)
     made.clear()
-    other = replace(problems[5], **{part: getattr(problems[4], part)})
-    asked = [*problems[:4], other] if part == "question" else [*problems[:5], other]
-    found = evaluate_accuracy(demo, asked, [None], checkpoint=path, **QUICK)
-    assert len(made) == 1
-    assert found.to_frame().equals(evaluate_accuracy(demo, asked, [None], **QUICK).to_frame())
+    others = [replace(problems[5], question=problems[4].question), replace(problems[3], answer=problems[4].answer)]
+    found = evaluate_accuracy(demo, [*problems[:3], *others], [None], checkpoint=path, **QUICK)
+    assert len(made) == 2
+    assert found.to_frame().equals(evaluate_accuracy(demo, [*problems[:3], *others], [None], **QUICK).to_frame())
 
 
 # ---------------------------------------------------------------------------------------------------------- treatments
-
-
-def test_treatments_are_what_users_write() -> None:
-    assert as_treatment(None) == Treatment() and as_treatment(None).name == "none"
-    assert as_treatment(SLASHES) == Treatment(insertion=SLASHES) and as_treatment(ARM_HERE).arm == ARM_HERE
-    both = Treatment(SLASHES, ARM_HERE, (Head(0, 13), Head(0, 21)))
-    assert both.name == f"Mless ' /' x55 without L0H13, L0H21 + {ARM_HERE.label}"
-    many = Treatment(SLASHES, knockout=[Head(0, h) for h in range(6)])
-    assert many.name == "Mless ' /' x55 without L0H0, L0H1, L0H2, L0H3 and 2 more"
-    assert as_treatments(SLASHES)[0].insertion == SLASHES
-    record = json.loads(json.dumps(both.record()))
-    assert record["knockout"] == ["L0H13", "L0H21"] and record["arm"]["p_max"] == 0.6
-    assert record["insertion"]["n_tokens"] == 55 and as_treatment(None).record()["insertion"] is None
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: as_treatments(["mless"]), "None, an Insertion, an ARM or a Treatment, got 'mless'"),
-        (lambda: as_treatments([]), "there are no treatments; .None. answers the plain problems"),
         (lambda: as_treatments([Head(0, 1)]), "heads are knocked out with Treatment.insertion=..., knockout="),
         (lambda: as_treatments([Treatment(SLASHES), Treatment(SLASHES)]), "is named twice"),
         (lambda: Treatment(knockout=["L0H1"]), "a knockout hides the inserted tokens from heads, so it needs"),
@@ -239,13 +206,9 @@ def test_what_is_no_treatment_is_said(make: Callable[[], Any], message: str) -> 
         ("twice", {}, "the problem id 'demo/same/0' is given twice"),
         ("no answer", {}, "problem 'x' has no answer to grade against"),
         ("long", {}, "prompt of 1014 tokens and 1 new ones do not fit demo's context of 512"),
-        ("", {"max_new_tokens": 500}, "and 500 new ones do not fit demo's context of 512"),
-        ("", {"n_samples": 0}, "n_samples must be 1 or more, got 0"),
         ("", {"n_samples": 3}, "greedy answers are all the same, so n_samples=3 needs a temperature"),
         ("", {"treatments": [Insertion.meaningless(" /", 900)]}, "has a context of 512"),
         ("", {"treatments": [Treatment(SLASHES, knockout=(Head(0, 28),))]}, "head 28 is out of range (zero-based)"),
-        ("", {"treatments": [ARM(0.1, 99.0, layers=(4,))]}, "layer 4 is out of range (zero-based)"),
-        ("", {"batch_size": 0}, "batch_size must be 1 or more, got 0"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_generated(
@@ -261,19 +224,3 @@ def test_wrong_input_is_refused_before_anything_is_generated(
     with pytest.raises(ValueError, match=re.escape(message)):
         evaluate_accuracy(demo, asked, **options)
     assert not (tmp_path / "a.jsonl").exists(), "no file is begun"
-
-
-@pytest.mark.parametrize(("template", "of_template"), [("raw", 0), ("chat", 2), ("paper", 0)])
-def test_problems_are_answered_as_the_text_that_they_are(
-    template: str, of_template: int, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    marker = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    counted: list[int] = []
-    look = lambda _, asked, how: counted.extend(each.prompt.count(marker) for each in asked)  # noqa: E731
-    monkeypatch.setattr(evaluate_module, "check_requests", look)
-    asked = [Problem("a", "What is 1 <|im_end|> ?", "1"), Problem("b", "What is 2 ?", "2")]
-    with pytest.warns(UserWarning, match=r"1 of 2 problems spell special tokens .*first: 'a', its question") as said:
-        evaluate_accuracy(model, asked, [None, SLASHES], template=template, max_new_tokens=2, progress=False)
-    assert len([each for each in said if "spell special" in str(each.message)]) == 1
-    assert counted == [of_template] * 4

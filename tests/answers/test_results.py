@@ -115,12 +115,6 @@ def test_every_interval_has_the_confidence_and_the_seed_that_are_asked_for() -> 
     bound = statistics.wilson(np.array([25]), np.array([25]), confidence=0.8)
     assert (sure.low, sure.high, sure.flag) == (bound.low, 1, "all problems equal: Wilson")
     assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).table()["accuracy_ci_low"].item())
-    first = replace(results(right[:, :, :1], ("a", "b")), confidence=0.8)
-    wilson = statistics.wilson(right[:, :, 0].sum(0).astype(int), np.array([25, 25]), confidence=0.8)
-    assert_allclose([first.accuracy().low, first.accuracy().high], [wilson.low, wilson.high])
-    compared = first.compare("a", "b")
-    tango = statistics.paired_difference(len(compared.lost), len(compared.gained), 25, confidence=0.8)
-    assert (compared.difference.low, compared.difference.high) == (tango.low, tango.high)
     assert replace(compared, p_corrected=0.19).sure and not replace(compared, p_corrected=0.2 + 1e-9).sure
 
 

@@ -27,24 +27,17 @@ def test_ranks_by_hand() -> None:
     assert best.p == pytest.approx(1 / 6, abs=0.015)  # one of the six pairs is as good
     worst = enrichment(made, [Head(0, 0), Head(0, 3)])
     assert worst.mean_rank == 3.5 and worst.p == 1.0
-    two = enrichment(
-        swept([[[0.1, -0.9, 0.5, 0.3, 0.2], [1, 2, 3, np.nan, np.nan]]] * 2, 8), ["L0H1", "L1H1"], confidence=0.9
-    )
+    ragged = swept([[[0.1, -0.9, 0.5, 0.3, 0.2], [1, 2, 3, np.nan, np.nan]]] * 2, 8)
+    two = enrichment(ragged, ["L0H1", "L1H1"])
     assert (two.ranks, two.mean_rank, two.expected_rank) == ({"L0H1": 1, "L1H1": 2}, 1.5, 2.5)
     assert two.p == pytest.approx(3 / 15, abs=0.015)  # (1, 1), (1, 2) and (2, 1) of five heads and three
-    assert two.settings == {"n_problems": 2, "confidence": 0.9}
     assert np.isnan(enrichment(swept([[[0.1, -0.9, 0.5, 0.3]]]), [Head(0, 1)]).limits["L0H1"]).all()
-    again = enrichment(made, [Head(0, 1), Head(0, 2)])
-    assert (again.p, again.limits) == (best.p, best.limits)
 
 
 def test_equal_heads_are_not_special() -> None:
     """Three of 28 heads that all do the same: by places in the table they would be the first three, p = 0.0003."""
     same = enrichment(swept(np.ones((4, 1, 28))), [Head(0, 0), Head(0, 1), Head(0, 2)])
     assert same.p == 1.0 and set(same.ranks.values()) == {14.5} and same.mean_rank == same.expected_rank
-    first = np.zeros((4, 1, 28))
-    first[:, 0, :3] = 1.0
-    assert enrichment(swept(first), [Head(0, 0), Head(0, 1), Head(0, 2)]).p == pytest.approx(1 / 3276, abs=4e-4)
 
 
 def test_located_heads_are_ranked_by_their_knockout_and_wrong_ones_are_refused() -> None:
