@@ -94,11 +94,8 @@ def __dir__() -> list[str]:
 
 
 def save(path: Any, *results: object, **options: Any) -> Any:
-    """Save results of this toolkit in one folder; see `mless_interp.runtime.store.save`.
-
-    The one name that is not lazy: importing nnsight gives every Python object, this module too, a method `save`, which
-    would be found before `__getattr__` is asked.
-    """
+    """Save results of this toolkit in one folder; see `mless_interp.runtime.store.save`."""
+    # not lazy: nnsight gives every Python object a method `save`, which would be found before `__getattr__` is asked
     from .runtime.store import save as save_results
 
     return save_results(path, *results, **options)

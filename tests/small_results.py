@@ -535,6 +535,9 @@ RESULTS: dict[str, Callable[[], Any]] = {
 """A result of every kind, by its class."""
 
 OTHERS: dict[str, Callable[[], Any]] = {
+    "StudyResult with answers": lambda: replace(
+        studied(20), answers=replace(answered(n=20), treatments=("none", "slashes", "he"))
+    ),
     "LocatedHeads, confirmed": lambda: replace(located(), confirmation=confirmed()),
     "LocatedHeads, lowering, in bfloat16": lambda: turned(located(), settings=LOCATING | {"dtype": "bfloat16"}),
     "Confirmation, lowering": lambda: turned(confirmed(), direction=-1.0),

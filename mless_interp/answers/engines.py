@@ -61,8 +61,7 @@ def generate_completions(
 ) -> dict[str, Completion]:
     """Complete every request, by key, with the fields of `Decoding` (`max_new_tokens` must be given).
 
-    `batch_size`: rows at once (default: sized to memory), halved when memory runs out. `engine`: as in `evaluate_accuracy`.
-    `on_finished` is called with the completions that have just ended.
+    `batch_size`: rows at once (default: sized to memory). `on_finished` is called with the completions that have just ended.
     """
     asked, how = tuple(requests), decoding_for(model, **decoding)
     check_requests(model, asked, how)

@@ -17,11 +17,8 @@ _BOX_OR_BRACE = re.compile(r"\\(boxed)\s*\{|\\.|[{}]", re.DOTALL)
 
 
 def balanced_boxes(text: str) -> Iterator[tuple[int, int, int]]:
-    r"""Yield start, start of content and end of content of every balanced box, in the order in which they close.
-
-    A backslash and the character after it belong together, so `\{` and `\}` are no braces, and `\\{` is a line break and a
-    brace. A box that is never closed is none; boxes inside it count.
-    """
+    r"""Yield start, start of content and end of content of every balanced box, in the order in which they close;
+    a backslash and the character after it belong together (`\{` is no brace, `\\{` a line break and a brace)."""
     opened: list[tuple[int, int] | None] = []
     for token in _BOX_OR_BRACE.finditer(text):
         if token[0].endswith("{") and token[0] != r"\{":

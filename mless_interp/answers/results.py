@@ -51,10 +51,10 @@ class Comparison(Result):
         second | treatment | | what was done to the problem before it was answered
         first | against | | the treatment that it is compared with
         accuracy_second | right | share | share of right answers under the treatment
-        accuracy_first | right under the first | share | share of right answers under the treatment that it is compared with
-        difference | change, points | points | right answers under the treatment - under the first, on the same problems
-        gained | gained | | problems right under this treatment alone
-        lost | lost | | problems right under the first treatment alone
+        accuracy_first | right under that one | share | share of right answers under the treatment that it is compared with
+        difference | change, points | points | under the treatment - under the one it is compared with, on the same problems
+        gained | gained | | problems right only under the treatment
+        lost | lost | | problems right only under the one it is compared with
         test | test | | which test gives p
     """)
 
@@ -102,6 +102,8 @@ class Comparison(Result):
 
     def change(self) -> str:
         """Return the change in short: points, interval and p-value."""
+        if not self.n:
+            return "no problem was answered under both"
         over = f" (Holm, {self.n_tests})" * (self.n_tests > 1)
         return f"{self._points}, p = {self.p_corrected:.2g}{over}{', not shown' * (not self.sure)}"
 

@@ -20,7 +20,7 @@ class Options(Asking):
     limit: int = 500
     treatments: str = option(
         "none,mless,mful,random_sentence,arm",
-        "Treatments; each is compared with the first. A place follows an @: mless@before-answer.",
+        "Any of these; each is compared with the first. A place follows an @: mless@before-answer.",
     )
     unit: str = option(" /", "The meaningless unit of mless.")
     word: str = option("he", "The repeated word of mful.")

@@ -139,9 +139,9 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
             page = page.heading(heading).answered(part.headline())
             if name == "edges" and drawn:
                 page, drawn = page.figure(pictures[name], DRAWN[name]), {}
-            rest = replace(page.blank(), answer=part.headline())
-            rest = rest.result(part, heading=None, pictures=drawn, first=part.caveats())
-            page = page.folded("Picture, table and words" if drawn else "Table and words", rest)
+            rest = replace(page.blank(), answer=part.headline()).result(part, heading=None, pictures=drawn)
+            words = "Picture, table and words" if drawn else "Table and words"
+            page = page.sentence(*part.caveats()).folded(words, rest)
         elif (why := circuit.left_out.get(name, "not asked for")) != "not asked for":
             page = page.heading(heading).answered(f"Not measured: {why}.")
         if name == "edges" and (without := circuit.left_out.get("MLPs")):

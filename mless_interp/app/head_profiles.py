@@ -79,7 +79,8 @@ def present(kept: Kept) -> Presented:
         question = f"How much attention does each token receive, conditions {', '.join(found.conditions)}?"
         caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
         made = kept.page("What attention heads do with inserted tokens", question, found)
-        return kept.view(made.result(found, pictures={caption: picture}))
+        made = made.result(found, pictures={caption: picture})
+        return kept.view(made, heading="Attention of the largest heads")
 
     return Presented(files, page)
 

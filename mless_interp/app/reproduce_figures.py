@@ -164,7 +164,8 @@ def present(kept: Kept) -> Presented:
             made = made.result(checks[key], heading=name)
             if key in answered:
                 made = made.result(answered[key], heading=None)
-            made = kept.view(made, f"{key} attention").prompt(kept.shown[f"{key} prompt"])
+            heading = f"Attention of the figure's heads, {name}"
+            made = kept.view(made, f"{key} attention", heading=heading).prompt(kept.shown[f"{key} prompt"])
         return made
 
     return Presented(files, page)

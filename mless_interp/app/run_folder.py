@@ -84,7 +84,7 @@ class Kept:
         )
         return Report(title, question, found.headline()).sentence(*self.run.get("notes", ()))
 
-    def view(self, page: Report, name: str = "attention", heading: str = "Attention of the largest heads") -> Report:
+    def view(self, page: Report, name: str = "attention", *, heading: str) -> Report:
         """Return the page with the attention that is shown under this name, if any is, folded."""
         if name not in self.shown:
             return page

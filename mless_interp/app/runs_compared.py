@@ -9,7 +9,7 @@ import pandas as pd
 
 from ..answers import AccuracyResults
 from ..circuits.judge import KINDS, NAMED
-from ..circuits.located import LocatedHeads
+from ..circuits.located import LocatedHeads, in_words
 from ..core.arguments import checked
 from ..core.heads import Head
 from ..patching.sweep import PatchScores
@@ -134,8 +134,8 @@ def _verdicts(found: LocatedHeads | PatchScores) -> pd.DataFrame:
     """Return each head's verdict with its count of problems, and whether it is named."""
     table = found.table().set_index("label")
     if isinstance(found, LocatedHeads):
-        words = table["kind"] + table["sense"].map({"against": ", against"}).fillna("")
-        named, again = table["kind"].isin(NAMED), map(found.confirmed_or_unknown, table.index)
+        words, named = in_words(table, "kind"), table["kind"].isin(NAMED)
+        again = map(found.confirmed_or_unknown, table.index)
         added = table["kind"].map(lambda kind: KINDS[kind].side == "added")
         counts, sure = table["removed_k"].mask(added, table["added_k"]), [AGAIN[each] for each in again]
     else:

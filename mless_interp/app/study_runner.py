@@ -242,6 +242,7 @@ class StudyResult(Result):
     """)
         + columns_of("".join(OF_EFFECTS.format(name, contrast.says) for name, contrast in CONTRASTS.items()))
         + HeadScores.columns
+        + AccuracyResults.columns
     )
 
     @property

@@ -349,7 +349,9 @@ class LocatedHeads(Verdicts, Result):
         patched = self.patches.table()[[*results.head_columns(()), "effect_fraction", "recovered", "n", "rank"]]
         columns: dict[str, Any] = dict(patched) | {
             "kind": list(judged.kinds),
-            "sense": np.where(judged.named, np.where(judged.sense > 0, "with", "against"), ""),
+            "sense": np.select(
+                [~judged.named, judged.sense > 0, judged.sense < 0], ["", "with", "against"], "each way"
+            ),
             **self._of_specialists(judged.kinds, strata=judged.in_strata, **again),
             "confirmed": pd.array([self.confirmed_or_unknown(head) for head in self.heads], dtype="boolean"),
         }
@@ -403,7 +405,7 @@ class LocatedHeads(Verdicts, Result):
             told += f"; {len(against)} {'acts' if len(against) == 1 else 'act'} against it: {_by_kind(against)}"
         if special := self.specialists:
             inside = ", ".join(f"{head} ({', '.join(strata)})" for head, strata in special.items())
-            told += f"; {len(special)} {'more ' * bool(found)}only in strata of {s.get('by')}: {inside}"
+            told += f"; {len(special)} {'more ' * bool(found or against)}only in strata of {s.get('by')}: {inside}"
         tested = "not yet confirmed on fresh problems" if made is None else made.in_short()
         return f"{whole}; {told}{f'; {tested}' if self.found else unused}."
 
@@ -490,7 +492,12 @@ def _on_a_page(found: Result, caption: str) -> ShownTable:
     return ShownTable(table, caption, columns)
 
 
+def in_words(table: pd.DataFrame, verdict: str) -> pd.Series:
+    """Return the verdicts, with the sense of those that go against the effect."""
+    against = (table["sense"] == "against") & (table[verdict] != "specialist")  # whose strata may differ
+    return table[verdict].mask(against, table[verdict] + ", against")
+
+
 def _known(table: pd.DataFrame, names: str, verdict: str) -> pd.DataFrame:
     """Return those of the columns that are not empty; a verdict also says that its head acts against the effect."""
-    words = table[verdict].where(table["sense"] != "against", table[verdict] + ", against")
-    return table.assign(**{verdict: words}).reindex(columns=names.split()).dropna(axis=1, how="all")
+    return table.assign(**{verdict: in_words(table, verdict)}).reindex(columns=names.split()).dropna(axis=1, how="all")

@@ -232,7 +232,8 @@ def residual_share(
     """
     parts, change = widened(parts), widened(change)
     read = torch.einsum("rm,hdm->hrd", change, output_weights.to(change))
-    return (parts * read).sum((-2, -1)) / change.square().sum()
+    square = change.square().sum()
+    return torch.where(square > 0, (parts * read).sum((-2, -1)) / square, torch.nan)  # squares may underflow
 
 
 PerRun = Float[Tensor, " batch"]

@@ -267,7 +267,8 @@ def attenuation_slope(base: PerColumn, inserted: PerColumn) -> PerHead:
     tensor(0.5000)
     """
     x, y = _paired(base, inserted)
-    return (x * y).nansum(-1) / x.square().nansum(-1)  # 0 / 0 is NaN
+    square = x.square().nansum(-1)  # 0 also where squares are too small for float32
+    return torch.where(square > 0, (x * y).nansum(-1) / square, torch.nan)
 
 
 def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:

@@ -55,10 +55,7 @@ def finished(layers: Layers, layer: int, resid: Tensor, z: Tensor) -> Tensor:
 
 def stage(layers: Layers, layer: int, part: str) -> int:
     """Say at which stage what a part of a layer adds is in the stream: "input" (before it), "attention", "mlp", "output".
-
-    Stages count half layers: 2 l is the stream before layer l, 2 l + 1 that between its attention and its MLP, 2 n_layers the
-    last one. In a parallel layer attention's part is read by nobody before the next layer.
-    """
+    Stages count half layers: 2 l is the stream before layer l, 2 l + 1 that between its attention and its MLP."""
     return 2 * layer + {"input": 0, "attention": 2 if layers.parallel(layer) else 1, "mlp": 2, "output": 2}[part]
 
 
@@ -111,9 +108,8 @@ class Stepper:
     def replay(self, receiving: Recording, joins: Sequence[int], edits: Tensor, read: Tensor) -> Tensor:
         """Return logits `[batch x row, read, vocab]` at `read` (counted from `start`), one row for each edit.
 
-        `edits` are head outputs `[batch x row, changed, head, d_head]` (see `Model.replay`), or changes
-        `[batch x row, changed, d_model]` that are added to the stream. `joins` (one per row, never falling) says at which
-        layer, or at which stage of the stream (see `stage`), each row joins; before it is the receiving run's own.
+        `edits`: head outputs `[batch x row, changed, head, d_head]`, or changes `[batch x row, changed, d_model]` added to the
+        stream. `joins`: at which layer, or stage of the stream (`stage`), each row joins; never falling.
         """
         with self._turn():
             return self._replay(receiving, list(joins), edits, read)

@@ -95,10 +95,8 @@ SHOWN_HEADS: dict[str, tuple[Head, ...]] = {
 
 
 def published() -> "pd.DataFrame":
-    """Return every accuracy that the paper prints, in `percent`, with the table (`source`) that prints it; means of five runs
-    where the paper says so (Table 1), without intervals. Tables differ in places. `treatment` is none, mless (slashes), mful
-    ("he"), arm or question_mark.
-    """
+    """Return every accuracy that the paper prints, in `percent`, with the table (`source`) that prints it (Table 1: means of
+    five runs), without intervals. `treatment` is none, mless (slashes), mful ("he"), arm or question_mark."""
     import pandas as pd
 
     table = pd.DataFrame(paper_table("published"))

@@ -197,7 +197,7 @@ class Parts:
         effect | mean effect | | the part of the insertion's effect that the head carries, in the outcome's unit
         effect_fraction | share of the mean effect | share | mean effect / the insertion's mean effect
         prevalence | share of problems | later | k / n
-        sense | sense | later | with the insertion's effect, or against it
+        sense | sense | later | with the insertion's effect, against it, or each way (by stratum)
         share | share | share | part of the whole that this one has: 0 nothing, 1 everything, below 0 against it
     """)
 

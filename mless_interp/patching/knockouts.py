@@ -193,7 +193,7 @@ class JointKnockout(Measured):
 
     @property
     def interaction(self) -> np.ndarray:
-        """Joint knockout minus the sum of the single ones, `[problem]`; of the effect's own sign: they back each other up."""
+        """Joint knockout minus the sum of the single ones, `[problem]`; of the effect's own sign: together they do more."""
         return self.effect - self.singles.sum(1)
 
     @property

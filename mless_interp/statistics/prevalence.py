@@ -336,5 +336,5 @@ def benjamini_hochberg(p_values: CellCounts) -> Cells:
     """
     made, tested = np.full(np.shape(p_values), np.nan), ~np.isnan(p_values)
     if tested.any():
-        made[tested] = stats.false_discovery_control(p_values[tested])
+        made[tested] = stats.false_discovery_control(np.asarray(p_values, dtype=np.float64)[tested])
     return made

@@ -33,7 +33,7 @@ def _bars(names: pd.Series, treatments: pd.Series, percent: np.ndarray, n: pd.Se
     """Draw bars of `percent` `[3, bar]` (`with_limits`), those of one treatment alike, and random sets grey.
     Where all bars are above half, the axis begins below the lowest interval, and says where."""
     least, most = float(np.nanmin([*percent.ravel(), 100.0])), float(np.nanmax([*percent.ravel(), 1.0]))
-    start = max(0.0, 10 * (least // 10 - 1)) if np.nanmin([*percent[0], 100.0]) > 50 else 0.0
+    start = max(0.0, 10 * (least // 10 - 1)) if np.isfinite(percent[0]).any() and np.nanmin(percent[0]) > 50 else 0.0
     end = min(100.0, most + 0.15 * (most - start))
     picture, axes = plots.panel(max(4.2, 1.1 * len(names) + 1.6), 3.8)
     for at, (kind, count) in enumerate(zip(pd.factorize(treatments)[0], n, strict=True)):

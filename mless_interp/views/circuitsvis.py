@@ -207,10 +207,9 @@ def attention(
 ) -> View:
     """Show attention of chosen heads without and with the insertion, and their difference, side by side on one colour scale.
 
-    A button per head; all panels show the chosen one. Inserted tokens are marked (texts, a yellow band beyond the diagonal).
-    A block of inserted tokens has the sum of their attention as its column and the mean of theirs as its row, so every row
-    sums to 1. Of many heads of long prompts the first are drawn. The difference is last minus first condition, on the tokens
-    that both have.
+    Inserted tokens are marked (texts, a yellow band beyond the diagonal). A block of inserted tokens has the sum of their
+    attention as its column and the mean of theirs as its row, so every row sums to 1. Of many heads of long prompts the first
+    are drawn. The difference is last minus first condition, on the tokens that both have.
 
     Parameters
     ----------
