@@ -97,15 +97,13 @@ class Comparison(Result):
 
     @property
     def _points(self) -> str:
-        made = self.difference
-        return f"{100 * float(made.estimate):+.1f} points{limits_of(made.low, made.high, '+.1f', scale=100)}"
+        points = 100 * float(self.difference.estimate)
+        return f"{points:+.1f} points{limits_of(self.difference.low, self.difference.high, '+.1f', scale=100)}"
 
     def change(self) -> str:
         """Return the change in short: points, interval and p-value."""
-        if not self.n:
-            return "no problem was answered under both"
-        over = f" (Holm, {self.n_tests})" * (self.n_tests > 1)
-        return f"{self._points}, p = {self.p_corrected:.2g}{over}{', not shown' * (not self.sure)}"
+        p = f"p = {self.p_corrected:.2g}{f' (Holm, {self.n_tests})' * (self.n_tests > 1)}{', not shown' * (not self.sure)}"
+        return f"{self._points}, {p}" if self.n else "no problem was answered under both"
 
     def details(self) -> list[str]:
         """Return the test, and what the problems cannot show."""
