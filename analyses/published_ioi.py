@@ -190,7 +190,6 @@ def present(kept: Kept) -> Presented:
     def page() -> mi.Report:
         question = "Does this model have the circuit for indirect objects that was published of GPT-2 small?"
         made = mi.Report("Indirect objects", question=question, answer=verdict(table, found))
-        made = made.sentence(*kept.run.get("notes", ()))
         made = made.table(table, "Published heads, and what they are called here.", of=mi.LocatedHeads).result(found)
         return made if edges is None else made.result(edges)
 

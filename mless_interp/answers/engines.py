@@ -61,7 +61,8 @@ def generate_completions(
 ) -> dict[str, Completion]:
     """Complete every request, by key, with the fields of `Decoding` (`max_new_tokens` must be given).
 
-    `batch_size`: rows at once (default: sized to memory). `on_finished` is called with the completions that have just ended.
+    `batch_size`: rows at once (default: sized to memory), halved when memory runs out. `engine`: as in `evaluate_accuracy`.
+    `on_finished` is called with the completions that have just ended.
     """
     asked, how = tuple(requests), decoding_for(model, **decoding)
     check_requests(model, asked, how)
@@ -220,12 +221,12 @@ def attentions_of(model: Model) -> dict[int, Foreign]:
 
 def _keep_finite(stack: ExitStack, model: Model) -> None:
     """Keep rows that see nothing (padding's own) finite in eager attention, whose softmax is float32 in every dtype."""
-    # a mask's lowest number is -inf in float32 if it was made in float64, and in float16 once a score is added: a row is NaN
 
     def clamp(module: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         mask = kwargs.get("attention_mask")
         if not isinstance(mask, Tensor) or not mask.is_floating_point():
             return None
+        # lower ones are -inf in float32 (made in float64) or once a score is added (float16), and a row of -inf is NaN
         lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min) / 2
         return args, {**kwargs, "attention_mask": mask.clamp(min=lowest)}
 
@@ -257,7 +258,7 @@ def _hide_spans(stack: ExitStack, model: Model, decoding: Decoding, spans: Tenso
         knocked = torch.zeros(model.info.n_heads, dtype=torch.bool, device=hidden.device)
         knocked[[head.head for head in decoding.knockout if head.layer == layer]] = True
         unseen = inside[:, None, None, :] & after[:, None, :, None] & knocked[None, :, None, None]
-        mask = kwargs["attention_mask"]
+        mask = kwargs["attention_mask"]  # the model's, else causality and the layer's window: less the span
         if mask is None:
             visible, window = keys <= queries[:, None], model.info.windows[layer]
             if window is not None:

@@ -157,7 +157,7 @@ def present(kept: Kept) -> Presented:
         question = f"Does what {figure.number} claims of {asked} hold on {count_of(run['n_problems'], 'problem')}?"
         answer = " ".join(each.headline() for each in checks.values())
         made = Page(f"{figure.number} of arXiv 2510.01032 and its claims", question, answer)
-        made = made.sentence(*run.get("notes", ())).heading("The figure").figure(picture, figure.caption)
+        made = made.heading("The figure").figure(picture, figure.caption)
         if "bars.png" in files:
             made = made.figure(files["bars.png"], BARS)
         for key, name in names.items():

@@ -82,7 +82,7 @@ class Kept:
         question = (
             f"{question} {', '.join(str(each) for each in asked if each)}{f' + {n_fresh} fresh' if n_fresh else ''}."
         )
-        return Report(title, question, found.headline()).sentence(*self.run.get("notes", ()))
+        return Report(title, question, found.headline())
 
     def view(self, page: Report, name: str = "attention", *, heading: str) -> Report:
         """Return the page with the attention that is shown under this name, if any is, folded."""
@@ -238,6 +238,8 @@ def write(folder: Path, kept: Kept, presented: Presented, *, report: bool) -> li
                 content.save(folder / name)
     if report:
         page = presented.page()
+        noted = page.blank().sentence(*kept.run.get("notes", ()))
+        page = dataclasses.replace(page, parts=(*noted.parts, *page.parts))  # right under the answer
         if "prompt" in kept.shown:
             page = page.folded("What the model reads", page.blank().prompt(kept.shown["prompt"]))
         page.provenance(kept.run).save(folder / "report.html")

@@ -22,7 +22,7 @@ from ..patching.prepared import Prepared, Runs, Settings, prepare
 from ..patching.sweep import Engine, Sweep
 from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
-from ..runtime.columns import Table
+from ..runtime.columns import Table, columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
 from ..runtime.results import Grouped, Shown, ShownTable, largest_first, tidy
@@ -97,6 +97,9 @@ class CellEffects(Cells[Cell]):
     smallest_effect: float = SMALLEST_EFFECT
     resolution: float = 0.0
 
+    columns = columns_of("""
+        of | of | | the head whose output acts
+    """)
     axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem cell"), ("total", "problem"))
 
 

@@ -452,7 +452,6 @@ class DirectEffects(cells.CellEffects[Way], Result):
     picture = "direct_bars"
     columns = columns_of("""
         part | part | | the head and the way of its effect
-        of | of | | the head whose output acts
         way | way | | direct: straight to the logits; indirect: through later parts of the model
     """)
     what = ("part", "parts")

@@ -290,7 +290,6 @@ class PositionMap(CellEffects[Place], Result):
 
     picture = "site_map"
     columns = columns_of("""
-        of | of | | the head whose output acts
         place | place | | where its output is patched, or what part of the span it cannot see
     """)
     what = ("place", "places")

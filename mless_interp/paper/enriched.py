@@ -43,7 +43,7 @@ class Enrichment(Result):
     def headline(self) -> str:
         """Return the mean rank beside that of random heads."""
         of, random = count_of(len(self.heads), "head"), f"random heads: {self.expected_rank:.1f}"
-        over = "".join(f", {n} problems" for name, n in self.settings.items() if name == "n_problems")
+        over = f", {self.settings['n_problems']} problems" if "n_problems" in self.settings else ""
         return f"{of} rank {self.mean_rank:.1f} on average ({random}), p = {self.p:.2g}{over}."
 
     def details(self) -> list[str]:

@@ -227,9 +227,8 @@ class DoseResponse(Measured):
         return f"{said}: {amount}; attention to the span grows with slope {grows}."
 
     def details(self) -> list[str]:
-        return ["In layer 0 with held positions, identical tokens give slope 1 exactly: it checks the arithmetic."] * (
-            self.layer == 0
-        )
+        said = "In layer 0 with held positions, identical tokens give slope 1 exactly: it checks the arithmetic."
+        return [said] * (self.layer == 0)
 
     def printed(self) -> pd.DataFrame:
         return self.outcome_table()

@@ -148,7 +148,8 @@ class Contrast:
         return any(condition.reads_span for condition in self.conditions)
 
     def cut(self, prompt: Prompt) -> Hidden:
-        """Return what the clean run may not see and the corrupted one may: hiding it from one head knocks that out."""
+        """Return what the clean run may not see and the corrupted one may: hiding it from one head knocks that out;
+        `ValueError` where more differs."""
         hides = self.conditions[0].hides
         if not self.cuts or hides is None:
             known = ", ".join(repr(made.name) for made in CONTRASTS.values() if made.cuts)

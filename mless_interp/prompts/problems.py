@@ -144,9 +144,7 @@ def of_lines(path: Path, make: Callable[[dict[str, Any]], T]) -> Iterator[T]:
                     raise TypeError(f"expected a JSON object, got {type(record).__name__}")
                 made = make(record)
             except (TypeError, ValueError) as error:
-                what = (
-                    "no JSON object, of which there is one a line: " if isinstance(error, json.JSONDecodeError) else ""
-                )
+                what = "no JSON object, of which there is one a line: " * isinstance(error, json.JSONDecodeError)
                 raise ValueError(f"{path.name}, line {number}: {what}{error}") from error
             yield made
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 from jaxtyping import Float64, Shaped
@@ -109,7 +108,7 @@ def bootstrap_interval(
     check_count(n_resamples, name="n_resamples", at_least=2)
     array = check_effects(values, name="values")
     shape = array.shape[1:]
-    flat = array.reshape(len(array), prod(shape))
+    flat = array.reshape(len(array), -1)
     counts = (~np.isnan(flat)).sum(axis=0)
     found = np.full((4, flat.shape[1]), np.nan)
     flag = np.where(counts < 2, TOO_FEW, "").astype(f"<U{len(FELL_BACK)}")

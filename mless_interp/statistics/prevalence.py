@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 from jaxtyping import Shaped
@@ -56,7 +55,7 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
     check_share(confidence, name="confidence")
     array = check_effects(values, name="values", min_problems=1, infinite=True)
     shape = array.shape[1:]
-    flat = array.reshape(len(array), prod(shape))
+    flat = array.reshape(len(array), -1)
     middle, low, high = (np.full(flat.shape[1], np.nan) for _ in range(3))
     counts = (~np.isnan(flat)).sum(0)
     for n in np.unique(counts[counts > 0]).tolist():
@@ -154,7 +153,7 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
     check_share(confidence, name="confidence")
     parts, whole = check_effects(part, name="part", min_problems=1), check_effects(total, name="total", min_problems=1)
     shape = parts.shape[1:]
-    flat = parts.reshape(len(parts), prod(shape))
+    flat = parts.reshape(len(parts), -1)
     found = np.full((3, flat.shape[1]), np.nan)
     counts = (~np.isnan(flat + whole[:, None])).sum(0)
     for at, column in enumerate(flat.T):

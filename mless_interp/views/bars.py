@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from ..answers import AccuracyResults
+from ..answers.treatments import RANDOM
 from ..circuits.head_writes import KINDS, LOOKS, SIDES, UNITS, HeadWrites
 from ..circuits.paths import WAYS, DirectEffects
 from ..mechanism import ActivationShift
@@ -38,7 +39,7 @@ def _bars(names: pd.Series, treatments: pd.Series, percent: np.ndarray, n: pd.Se
     picture, axes = plots.panel(max(4.2, 1.1 * len(names) + 1.6), 3.8)
     for at, (kind, count) in enumerate(zip(pd.factorize(treatments)[0], n, strict=True)):
         own: Style = {"color": LINES[kind % len(LINES)][0], "hatch": HATCHES[kind % len(HATCHES)]}
-        style = {"color": plots.GREY} if str(treatments.iloc[at]).startswith("random set ") else own
+        style = {"color": plots.GREY} if str(treatments.iloc[at]).startswith(RANDOM.partition("{")[0]) else own
         axes.bar(at, percent[0, at], 0.7, alpha=0.85, edgecolor="white", **style)
         if np.isfinite(percent[:, at]).all():
             axes.errorbar(at, percent[0, at], yerr=reach_of(percent[:, [at]]), color="black", capsize=4)
