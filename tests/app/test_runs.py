@@ -173,6 +173,8 @@ def test_named_heads_are_confirmed_and_cut_off_on_other_problems(
     assert answers.loc["named set cut off", "heads"] == "L0H2" and (answers["n"] == 2).all()
     drawn = answers.loc[sets, "heads"].tolist()
     assert len(set(drawn)) == 5 and "L0H2" not in drawn, "each once, the named one in none"
+    page = (tmp_path / "c" / "report.html").read_text()
+    assert len(kept["notes"]) == 2 and all(note in page for note in kept["notes"])
 
 
 def test_a_result_that_cannot_be_drawn_is_kept_and_drawn_later(
