@@ -27,6 +27,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
 from ..core.arguments import Arguments
+from ..runtime.columns import column_of
 from ..runtime.results import Quantity, Result, place_of, turned
 from ..runtime.text_safety import code_of, one_line, short_name, visible
 from . import show_after_cell
@@ -143,8 +144,7 @@ def chosen_column(found: Result, table: pd.DataFrame, value: str | None) -> tupl
 
 def label_of(found: Result, value: str, quantity: Quantity) -> str:
     """Return a column's heading with its unit."""
-    heading = {each.name: each.heading for each in found.columns}.get(value) or value.replace("_", " ")
-    return heading + (f" ({quantity.unit})" if quantity.unit else "")
+    return column_of(value, found.declared()).heading + (f" ({quantity.unit})" if quantity.unit else "")
 
 
 def with_limits(table: pd.DataFrame, column: str, limits: tuple[str, str] | None = None) -> np.ndarray:
