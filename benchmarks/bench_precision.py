@@ -43,7 +43,7 @@ def rounded(source: str, *, scale: float = 1.0, along: torch.Tensor | None = Non
     """A model's float32 copy with weights that bfloat16 holds exactly; its unembedding untied, scaled and shifted."""
 
     made, tokenizer = mi.models.hugging_face.load_hugging_face(
-        mi.models.load.source_of(source), mi.models.weights.Loading(device="cpu")
+        mi.models.load.source_of(source), mi.models.load_options.Loading(device="cpu")
     )
     config = copy.deepcopy(made.config)
     config.tie_word_embeddings = False

@@ -228,6 +228,6 @@ def planted_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def nothing_is_remembered() -> None:
     """No answer of math-verify that an earlier test got."""
-    from mless_interp.answers import equivalence
+    from mless_interp.answers import math_verify_process
 
-    equivalence._asked.cache_clear()
+    math_verify_process._asked.cache_clear()

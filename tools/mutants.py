@@ -98,7 +98,7 @@ ROOMS = {
         files("models", "decoders contract models"),
     ),
     "loading": Room(
-        modules("models", "checks hugging_face load memory weights"),
+        modules("models", "checks hugging_face load load_options memory weights"),
         files("models", "small_parts decoders checks models state weights"),
     ),
     "patching": Room(
@@ -148,7 +148,7 @@ ROOMS = {
         ("mless_interp/ground_truth/*.py",), ("tests/ground_truth", *only(TOLD, "Certificate HookComparison"))
     ),
     "grading": Room(
-        modules("answers", "compare equivalence graders latex"),
+        modules("answers", "graders latex math_verify_process same_answer"),
         files("answers", "graders spelling"),
     ),
     "answers": Room(  # the rest of it, but what runs in vLLM's environment and whole models

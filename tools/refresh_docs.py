@@ -105,7 +105,7 @@ def names() -> str:
     """What options of commands take, as JSON: the names of tables that load torch, for help and refusals without it."""
     outcomes, insertions = mi.patching.outcomes.OUTCOMES, mi.prompts.insertions
     made = {
-        "backends": mi.models.weights.BACKENDS,
+        "backends": mi.models.load_options.BACKENDS,
         "contrasts": mi.prompts.conditions.CONTRASTS,
         "edits": mi.patching.interventions.INTERVENTIONS,
         "insertions": insertions.KINDS,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..core.arguments import checked
-from .compare import Equality, compare
+from .same_answer import Equality, compare
 
 GRADERS = ("strict", "paper")
 """Who grades every completion, each a truth value of `Grade`; the first is the one to conclude from."""
@@ -82,7 +82,7 @@ def grade(completion: str, gold: str) -> Grade:
 def grade_strict(completion: str, gold: str) -> bool:
     r"""Return whether the last balanced `\boxed{...}` of the completion holds an answer equal to the gold one.
 
-    No box or an empty one is wrong. `compare.py` says what counts as equal; what it cannot tell apart is math-verify's to
+    No box or an empty one is wrong. `same_answer.py` says what counts as equal; what it cannot tell apart is math-verify's to
     decide, within a limit of time. On MATH-500, gold against gold is right 500 of 500 times, "1" 12 times (golds that are 1).
 
     Source: methods §11 | differs in: numbers and parts are compared by us, so that math-verify's readings of `7 8` (15),

@@ -12,8 +12,8 @@ from ..core.arguments import Arguments, count_of, listed
 from ..models.sites import extension_of
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
-from .compare import GAVE_UP
 from .graders import GRADERS
+from .same_answer import GAVE_UP
 
 NUMBERS = (*GRADERS, "boxed", "cut_off", "n_tokens")
 """What is known of an answer as a number."""

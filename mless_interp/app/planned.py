@@ -25,8 +25,8 @@ from ..models.decoder import decoder_layers
 from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
 from ..models.info import ModelError, ModelInfo
 from ..models.load import CONVERTED_AT_MOST, load_model, source_of
+from ..models.load_options import BACKENDS, DTYPES, INDEX, WEIGHTS, document, first_line
 from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
-from ..models.weights import BACKENDS, DTYPES, INDEX, WEIGHTS, document, first_line
 from ..patching.knockouts import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import Prepared, fit_pairs, prepare, units_of

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ..core.arguments import Arguments, check_count, checked
 from ..core.heads import Head
-from ..metrics.token_classes import token_texts
 from ..models.arithmetic import masked_scores
 from ..models.base import Model
 from ..patching.interventions import LayerState
 from ..patching.prepared import Prepared, Settings, prepare
 from ..patching.sweep import Sweep
 from ..prompts.pairs import PromptPair
+from ..prompts.token_classes import token_texts
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions

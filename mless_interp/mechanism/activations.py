@@ -16,13 +16,13 @@ from ..core.arguments import Arguments, check_count, check_share, checked, count
 from ..metrics import activations as metrics
 from ..metrics.patterns import widened
 from ..metrics.received import kurtosis
-from ..metrics.token_classes import CLASSES, token_classes, token_texts
 from ..models.base import Model
 from ..models.sites import extension_of, site
 from ..patching.prepared import Measured, fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import groups_of
+from ..prompts.token_classes import CLASSES, token_classes, token_texts
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Shown, ShownTable, interval_columns, place_of, tidy

@@ -11,9 +11,9 @@ from ..core.arguments import checked
 from .arithmetic import mix_values, pattern_of, softmax, values_of_heads, with_sinks
 from .base import Model
 from .info import BY_LAYERS, Inputs, ModelChecks, ModelError, Recording
+from .load_options import first_line
 from .sites import attention_sites, site
 from .traced_ops import is_half, look_at_self
-from .weights import first_line
 
 TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 """Largest difference allowed, relative to the largest logit. HF's eager softmax is float32 even in float64. TF32 has

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import cached_file, logging
 
 from ..core.arguments import nearest
-from . import decoder, weights
+from . import decoder, load_options, weights
 from .base import Model
 from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, Inputs, Masks, ModelError, ModelInfo, Taps
 from .sites import turned_taps
@@ -173,18 +173,18 @@ class HuggingFaceModel(Model):
 
 
 def _from_pretrained(
-    kind: Foreign, source: str | None, loading: weights.Loading, *, name: str, **options: object
+    kind: Foreign, source: str | None, loading: load_options.Loading, *, name: str, **options: object
 ) -> PreTrainedModel:
     """Make the model that `kind.from_pretrained` makes; `ModelError` for weights that do not fit or are not finite."""
     places = loading.device_map
     said = getattr(options.get("config"), "quantization_config", None)
     if source is not None and (Path(source) / "config.json").is_file():
-        said = weights.document(Path(source), "config.json").get("quantization_config")
+        said = load_options.document(Path(source), "config.json").get("quantization_config")
     if places is None and (loading.quantization_config or said is not None):
         places = {"": loading.place}  # quantised where they lie, never whole elsewhere
     given = {"device_map": places, "max_memory": loading.max_memory, "quantization_config": loading.quantization_config}
     options |= {option: value for option, value in given.items() if value is not None}
-    adapted = source is not None and (Path(source) / weights.ADAPTER).is_file()
+    adapted = source is not None and (Path(source) / load_options.ADAPTER).is_file()
     if adapted:  # loaded by itself below: together, transformers would not say which weights the model lacks
         options["adapter_kwargs"] = {"subfolder": "none"}
     with ExitStack() as left, _quiet_loading():
@@ -222,7 +222,7 @@ def _from_pretrained(
     return (model if places is not None else model.to(loading.place)).eval()
 
 
-def load_hugging_face(name: str, loading: weights.Loading) -> tuple[PreTrainedModel, Foreign]:
+def load_hugging_face(name: str, loading: load_options.Loading) -> tuple[PreTrainedModel, Foreign]:
     """Load (model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
     local = Path(name).is_dir()
     options = {"local_files_only": only_here(name), "trust_remote_code": loading.trust_remote_code}
@@ -231,9 +231,9 @@ def load_hugging_face(name: str, loading: weights.Loading) -> tuple[PreTrainedMo
         tokenizer = load_tokenizer(name, **options)
         what = "model"
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        index = cached_file(name, weights.INDEX, local_files_only=options["local_files_only"], **quiet)
+        index = cached_file(name, load_options.INDEX, local_files_only=options["local_files_only"], **quiet)
         if index is not None:  # weights in one file have none
-            weights.check_index(Path(index))
+            load_options.check_index(Path(index))
         model = _from_pretrained(AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options)
         return model, tokenizer
     except ModelError:
@@ -243,11 +243,11 @@ def load_hugging_face(name: str, loading: weights.Loading) -> tuple[PreTrainedMo
         meant = nearest(name, ["demo"])
         same = "kimi_k2" in str(error)  # Kimi-K2's layers are DeepSeek-V3's
         remedy = ' (in a copy of its folder write "model_type": "deepseek_v3" into config.json)' if same else ""
-        reason = weights.first_line(error)
+        reason = load_options.first_line(error)
         raise ModelError(f"cannot load {what} {name!r} from {where}{meant}: {reason}{remedy}") from error
 
 
-def copied(hf_model: Foreign, loading: weights.Loading, *, name: str) -> PreTrainedModel:
+def copied(hf_model: Foreign, loading: load_options.Loading, *, name: str) -> PreTrainedModel:
     """Copy a model's weights under its config, as if it had been saved and loaded; nothing is shared with it."""
     if any(weights.adapters(hf_model)):
         raise ModelError(
@@ -290,10 +290,10 @@ def load_tokenizer(name: str, **options: Foreign) -> Foreign:
     """Load the tokenizer of a directory or hub id; `ModelError` for a directory that holds none."""
     kind: Foreign = AutoTokenizer
     if Path(name).is_dir():
-        weights.check_tokenizer(Path(name))
+        load_options.check_tokenizer(Path(name))
     if (Path(name) / "tokenizer_config.json").is_file():
         # for some model types (Qwen2) transformers 5 rebuilds a byte-level tokenizer whatever was saved, silently wrong
-        named = weights.document(Path(name), "tokenizer_config.json").get("tokenizer_class")
+        named = load_options.document(Path(name), "tokenizer_config.json").get("tokenizer_class")
         kind = PreTrainedTokenizerFast if named in ("PreTrainedTokenizerFast", "TokenizersBackend") else kind
     return kind.from_pretrained(name, **options)
 

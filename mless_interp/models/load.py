@@ -16,7 +16,8 @@ from ..core.arguments import beside, checked, nearest
 from .base import Model
 from .checks import check_model, probe_tokens
 from .info import Foreign, ModelError
-from .weights import ADAPTER, HOSTED, Loading, WeightsHash, config_hash, document, first_line, refuse_not_finite
+from .load_options import ADAPTER, HOSTED, Loading, document, first_line
+from .weights import WeightsHash, config_hash, refuse_not_finite
 
 CONVERTED_AT_MOST = 2e9
 """Bytes of weights that "auto" still converts to a HookedTransformer: three times as many are held meanwhile."""

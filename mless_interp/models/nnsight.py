@@ -19,9 +19,10 @@ from . import traced_ops
 from .decoder import DecoderLayer, LatentInputs
 from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
 from .info import Foreign, Inputs, Masks, ModelError, ModelInfo, Taps
+from .load_options import Loading, first_line
 from .sites import SITES, mixed_taps, site
 from .traced_ops import Part, Step, walked
-from .weights import Loading, device_of, first_line
+from .weights import device_of
 
 nnsight.register(traced_ops)
 _PROBE = 7  # tokens of the prompt on which the operations are found

@@ -35,9 +35,10 @@ from .info import (
     Tap,
     Taps,
 )
+from .load_options import WEIGHTS, Loading, document, first_line
 from .sites import Held, attention_sites, mixed_taps, parsed, site, through, turned_taps
 from .traced_ops import float32_logits, is_half, look_at_self
-from .weights import WEIGHTS, Loading, adapters, document, first_line, refuse_not_finite
+from .weights import adapters, refuse_not_finite
 
 CONVERTERS = {
     **{f"{kind}ForCausalLM": kind.lower() for kind in "GPTJ OPT Phi Phi3 Gemma Qwen2 Qwen3 Llama Mistral".split()},

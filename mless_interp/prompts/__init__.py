@@ -4,7 +4,7 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["conditions", "insertions", "own_ids", "pairs", "problems", "prompt", "texts"],
+    ["conditions", "insertions", "own_ids", "pairs", "problems", "prompt", "texts", "token_classes"],
     {
         "insertions": ["Insertion"],
         "own_ids": ["pairs_from_ids"],

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import mless_interp as mi
-from mless_interp.answers import equivalence, grade, has_closed_box, last_box
-from mless_interp.answers.compare import compare
+from mless_interp.answers import grade, has_closed_box, last_box, math_verify_process
+from mless_interp.answers.same_answer import compare
 
 pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
 
@@ -140,19 +140,19 @@ def test_malformed_latex_is_wrong_and_never_an_error(answer: str) -> None:
 @pytest.mark.parametrize("answer", ["9^{9^{9^9}}+0", "10^{10^{10}}+0", r"\{1,9^{9^{9^8}}+0\}", r"\sqrt{9^{9^{9^9}}}"])
 def test_what_would_never_end_is_given_up(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(r"\sqrt{7}", r"\sqrt{11}")  # the process is there
-    monkeypatch.setattr(equivalence, "CPU_SECONDS", 0)
+    monkeypatch.setattr(math_verify_process, "CPU_SECONDS", 0)
     found = grade(f"\\boxed{{{answer}}}", r"\{3,1\}" if "," in answer else "1")
     assert (found.strict, found.decided) == (False, "gave up")
-    monkeypatch.setattr(equivalence, "CPU_SECONDS", 3)
+    monkeypatch.setattr(math_verify_process, "CPU_SECONDS", 3)
     assert compare(r"\sqrt{28}", r"2\sqrt{7}").equal  # and the next question has an answer
 
 
 def test_the_process_is_this_python_s_and_ends_with_it() -> None:
-    worker = equivalence._Worker()
+    worker = math_verify_process._Worker()
     assert worker.ask(answer=r"\sqrt{4}é", gold=r"2é") is not None
     assert worker.ask(answer="x", gold="x") is True
     process = worker.process
-    assert process is not None and process.args == [sys.executable, "-P", equivalence.__file__]
+    assert process is not None and process.args == [sys.executable, "-P", math_verify_process.__file__]
     worker.close()
     assert process.returncode == 0 and worker.process is None
     assert worker.ask("x", "x+1") is False, "a next question starts another"
@@ -189,11 +189,11 @@ def test_a_missing_math_verify_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     fake.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(fake))
     with pytest.raises(RuntimeError, match="^math-verify did not start; see what .* -c 'import math_verify'. says"):
-        equivalence._Worker().ask(answer="x", gold="y")
+        math_verify_process._Worker().ask(answer="x", gold="y")
 
 
 def test_an_interrupted_question_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = equivalence._Worker()
+    worker = math_verify_process._Worker()
     worker.ask("x", "x")
     process = worker.process
 
@@ -201,7 +201,7 @@ def test_an_interrupted_question_leaves_no_answer_for_the_next(monkeypatch: pyte
         file.write(f"{said[0]}\n")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(equivalence, "print", interrupted, raising=False)
+    monkeypatch.setattr(math_verify_process, "print", interrupted, raising=False)
     with pytest.raises(KeyboardInterrupt):
         worker.ask("y", "y")
     monkeypatch.undo()
@@ -219,5 +219,5 @@ def test_a_comparison_short_of_memory_has_no_answer(
     def read(_: str) -> list[object]:
         raise error
 
-    monkeypatch.setattr(equivalence, "_read", read)
-    assert equivalence.compared("x", "y") is answer
+    monkeypatch.setattr(math_verify_process, "_read", read)
+    assert math_verify_process.compared("x", "y") is answer

@@ -7,10 +7,10 @@ from fractions import Fraction
 import pytest
 
 import mless_interp as mi
-from mless_interp.answers import compare, equivalence, latex
-from mless_interp.answers.compare import Equality, number
+from mless_interp.answers import latex, math_verify_process, same_answer
 from mless_interp.answers.graders import stripped
 from mless_interp.answers.latex import without_unit
+from mless_interp.answers.same_answer import Equality, number
 
 pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
 
@@ -115,8 +115,8 @@ def test_every_spelling_is_read_as_it_is_meant(read: Callable[[object], object],
     ],
 )  # fmt: skip
 def test_what_decides_between_two_answers(answer: str, gold: str, equal: bool, by: str) -> None:
-    assert compare.compare(answer, gold) == Equality(equal, by)
-    assert compare.compare(gold, answer).equal is equal
+    assert same_answer.compare(answer, gold) == Equality(equal, by)
+    assert same_answer.compare(gold, answer).equal is equal
 
 
 # ------------------------------------------------------------------------------------------------ the paper's own rules
@@ -172,4 +172,4 @@ def test_the_worker_compares_as_it_is_asked() -> None:
         ("x>2", r"(2,\infty)"): False, (r"(2,\infty)", "x>2"): True,
     }  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
-        assert {each: pool.submit(equivalence.compared, *each).result() for each in asked} == asked
+        assert {each: pool.submit(math_verify_process.compared, *each).result() for each in asked} == asked

@@ -13,8 +13,8 @@ from scipy import stats
 import mless_interp as mi
 from mless_interp.mechanism import ActivationShift, activation_shift
 from mless_interp.mechanism.activations import VALUES
-from mless_interp.metrics.token_classes import CLASSES, token_classes, token_texts
 from mless_interp.models.base import Model
+from mless_interp.prompts.token_classes import CLASSES, token_classes, token_texts
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mless_interp.metrics.token_classes import token_classes, token_texts
+from mless_interp.prompts.token_classes import token_classes, token_texts
 
 
 def _short(found: tuple[str, ...]) -> str:

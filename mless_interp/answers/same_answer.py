@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from . import latex
-from .equivalence import GaveUp, asked
+from .math_verify_process import GaveUp, asked
 
 LONGEST = 500
 """Characters; a longer answer is compared as text only."""
