@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..core.arguments import one_of
-from .command_line import Asking, Backend, chosen_insertion, chosen_names, chosen_place, option
+from .command_line import LIMITS, Asking, Backend, chosen_insertion, chosen_names, chosen_place, option
 from .run_folder import Computed, Kept, Presented, Report, program
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ TREATMENTS = "none mless mful random_sentence arm".split()
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
     backend: Backend = option("bridge", "bridge or nnsight (with a cache), hooked_transformer (much slower), auto.")
-    limit: int = 500
+    limit: int = LIMITS["accuracy"]
     treatments: str = option(
         "none,mless,mful,random_sentence,arm",
         "Any of these; each is compared with the first. A place follows an @: mless@before-answer.",

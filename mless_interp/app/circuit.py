@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.arguments import one_of
 from ..prompts.conditions import CONTRASTS, OF_CIRCUITS, as_words
 from ..prompts.problems import Problem
-from .command_line import MODEL_HELP, Pairing, SignedOutcome, argument, chosen_names, is_model, option
+from .command_line import LIMITS, MODEL_HELP, Pairing, SignedOutcome, argument, chosen_names, is_model, option
 from .run_folder import Computed, Kept, Presented, Report, program
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
 class Options(Pairing):
     model: str = argument("demo", MODEL_HELP, callback=is_model, metavar="MODEL")
     heads: str | None = None
-    limit: int = option(64, "Number of problems that name the heads, from the first one; with --heads all.", min=1)
+    limit: int = option(
+        LIMITS["circuit"], "Number of problems that name the heads, from the first one; with --heads all.", min=1
+    )
     confirm: int | None = option(None, f"Fresh problems that measure. [default: {N_CONFIRM}; with --heads 0]", min=0)
     by: str | None = None
     most_heads: int = option(8, "Maximum number of heads in the circuit (largest effects first).", min=1)

@@ -233,6 +233,10 @@ class Loading:
         return made
 
 
+LIMITS = {"sweep": 32, "locate": 64, "accuracy": 500, "circuit": 64}
+"""Problems of an analysis where nothing else is asked for, if these are not `Asking`'s."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asking(Loading, Saving):
     """The options of an analysis that asks one model about problems, and how it begins."""

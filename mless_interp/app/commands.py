@@ -16,8 +16,6 @@ from ..runtime.text_safety import WIDTH, one_line
 from . import command_line as line
 from .run_folder import MOST_LINES, Kept, Presented, check_run, read, show_again, write
 
-LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500, "circuit": 64}
-"""Problems of each analysis where nothing else is asked for."""
 NOT_PLANNED = {field.name for field in dataclasses.fields(line.Saving)} - {"seed"} | {
     *("tf32", "device_map", "max_memory", "offload_folder", "quantization_config")
 }
@@ -92,7 +90,9 @@ def plan(options: Planning) -> None:
 
     Where the weights are here, a few problems are run and timed; elsewhere operations are counted from config.json.
     """
-    wanted = (options.limit or LIMITS[options.what]) * (2 if options.what == "circuit" else 1)
+    wanted = (options.limit or line.LIMITS.get(options.what, line.Asking.limit)) * (
+        2 if options.what == "circuit" else 1
+    )
     questions = replace(options, limit=wanted).questions()
     from accelerate.utils import convert_file_size_to_int
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.arguments import Arguments, count_of, one_of
 from ..prompts.conditions import CONTRASTS, LOCATED, as_words
 from ..prompts.problems import Problem
-from .command_line import NAMES, Contrast, Edit, Outcome, Pairing, option
+from .command_line import LIMITS, NAMES, Contrast, Edit, Outcome, Pairing, option
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 if TYPE_CHECKING:
     from ..answers import AccuracyResults
 
-PROBLEMS = {"locate": 64, "sweep": 32}
 """How many, by mode, where nothing else is asked for."""
 N_RANDOM_SETS = 5
 """Random sets that answers are compared with, at most: each costs an answer per problem."""
@@ -26,7 +25,9 @@ class Options(Pairing):
     mode: Literal["locate", "sweep"] = option("locate", "locate: name heads, with controls. sweep: one sweep.")
     confirm: int = option(0, "locate: test the named heads again on this many fresh problems. 0: none.", min=0)
     answers: int = option(0, "locate: answer this many others, also with readers or random heads cut off.", min=0)
-    limit: int | None = option(None, "Number of problems. [default: 64 to locate, 32 to sweep]", min=1)  # type: ignore[assignment]
+    limit: int | None = option(
+        None, f"Number of problems. [default: {LIMITS['locate']} to locate, {LIMITS['sweep']} to sweep]", min=1
+    )  # type: ignore[assignment]
     by: str | None = None
     layers: str | None = None
     heads: str | None = None
@@ -50,7 +51,7 @@ class Options(Pairing):
             raise ValueError(
                 "--answers grades texts and cuts heads off from the span: --contrast content, without --pairs"
             )
-        counts = {"limit": self.limit or PROBLEMS[self.mode], "confirm": self.confirm, "answers": self.answers}
+        counts = {"limit": self.limit or LIMITS[self.mode], "confirm": self.confirm, "answers": self.answers}
         if locating and 1 in counts.values():
             raise ValueError(f"--{next(name for name in counts if counts[name] == 1)} takes 2 or more problems, got 1")
         found = self.in_parts(**counts)

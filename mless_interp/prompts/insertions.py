@@ -417,7 +417,7 @@ class Kind:
 
     `unit`: the argument that says what is repeated or looked up, if that can be chosen, and `read` makes it of a text.
     `counted`: its length is given in tokens, and the same in every problem. `own_length`: its text decides it. `drawn`: by a
-    seed.
+    seed. `as_text`: its tokens are those of a text, which the paper's template can take.
     """
 
     short: str
@@ -427,6 +427,7 @@ class Kind:
     counted: bool = True
     own_length: bool = False
     drawn: bool = False
+    as_text: bool = True
 
 
 KINDS: dict[str, Kind] = {
@@ -440,9 +441,9 @@ KINDS: dict[str, Kind] = {
     "from_key": Kind("its own", _own_text, "key", counted=False, own_length=True),
     "counting": Kind("counting", _counting),
     "whitespace": Kind("whitespace", _repeated, "unit"),
-    "pause": Kind("pause", _pause, "token"),
-    "repeated_bos": Kind("repeated_bos", _bos),
-    "ids": Kind("ids", _given_ids, "token_ids", _whole_numbers, counted=False),
+    "pause": Kind("pause", _pause, "token", as_text=False),
+    "repeated_bos": Kind("repeated_bos", _bos, as_text=False),
+    "ids": Kind("ids", _given_ids, "token_ids", _whole_numbers, counted=False, as_text=False),
     "text": Kind("text", _repeated, "text", counted=False, own_length=True),
 }
 """Every kind of insertion by name; each has a constructor of that name in `Insertion`."""

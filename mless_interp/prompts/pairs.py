@@ -18,7 +18,7 @@ from ..runtime.engines import Compute, Tick, Unit
 from ..runtime.loop import over_problems
 from ..runtime.text_safety import one_line
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, question_from_span
-from .insertions import Insertion
+from .insertions import KINDS, Insertion
 from .problems import Problem, Several
 from .prompt import (
     TEMPLATES,
@@ -462,7 +462,7 @@ def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, tem
 
 def _as_text(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> Prompt:
     """Return the prompt with an insertion in the paper's way: inserted into the string, which is encoded in one piece."""
-    no_text = insertion.kind in ("pause", "repeated_bos", "ids") or spells_special(tokenizer, insertion.unit)
+    no_text = not KINDS[insertion.kind].as_text or spells_special(tokenizer, insertion.unit)
     if no_text or insertion.where != "before question":
         raise ValueError(
             'template="paper" inserts text between system and question, no special tokens; use template="raw" for anything else'
