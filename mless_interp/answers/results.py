@@ -398,8 +398,9 @@ class AccuracyResults(Result):
         return table.join(beside.set_index("second").drop(columns=["n", "accuracy_second"]), on="treatment")
 
     def shown(self) -> Shown:
-        """Return the table."""
-        table = self.table()
+        """Return the table, with the changes."""
+        printed, table = self.printed(), self.table()
+        table = printed.join(table.drop(columns=printed.columns, errors="ignore"))
         caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
         return Shown((ShownTable(table, caption, dict.fromkeys(table, "") | {"n_tokens": "tokens of an answer"}),))
 

@@ -98,17 +98,15 @@ def present(kept: Kept) -> Presented:
     from .. import views
 
     found = kept.results["AccuracyResults"]
-    compared = found.compare_all() if len(found.treatments) > 1 else None
     files = {"accuracy.csv": found.table(), "completions.jsonl": found.to_frame()}
     files["accuracy.png"] = picture = views.accuracy_bars(found)
-    if compared is not None:
-        files["comparisons.csv"] = compared.to_frame()
+    if len(found.treatments) > 1:
+        files["comparisons.csv"] = found.compare_all().to_frame()
 
     def page() -> Report:
         question = f"Does any of {', '.join(found.treatments)} change the answers?"
         caption = "Share of right answers by treatment, with 95 % intervals over problems."
-        made = kept.page("Accuracy under insertions", question, found).result(found, pictures={caption: picture})
-        return made if compared is None else made.result(compared, heading="Against the first treatment")
+        return kept.page("Accuracy under insertions", question, found).result(found, pictures={caption: picture})
 
     return Presented(files, page)
 
