@@ -221,13 +221,8 @@ class Report:
         for each in tables:
             is_first = not any(isinstance(part, TextTable) for part in page.parts)
             page = page._with(each) if is_first else page.folded(_short(each.caption), self.blank()._with(each))
-        answers = [
-            self.answer,
-            *(part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer"),
-        ]
-        said = [
-            text for text in result.explain().splitlines() if not any(each.startswith(text[:-1]) for each in answers)
-        ]
+        found = [self.answer, *(part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer")]
+        said = [text for text in result.explain().splitlines() if text[:-1] not in "\n".join(found)]
         kept = list(first) or (said[:FIRST_SENTENCES] if len(said) > OPEN_SENTENCES else said)
         page = page.sentence(*(text for text in said if text in kept))
         others = [text for text in said if text not in kept]
