@@ -406,7 +406,7 @@ def one_line_errors(command: Callable[..., object]) -> Callable[..., object]:
                 raise
             stopped = isinstance(error, KeyboardInterrupt)
             text = visible(" ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split()))
-            sys.stderr.write(f"{'stopped' if stopped else 'error'}: {text or type(error).__name__}\n")
+            sys.stderr.write(f"{'Stopped' if stopped else 'Error'}: {text or type(error).__name__}\n")
             raise SystemExit(130 if stopped else 2) from error
 
     return wrapped

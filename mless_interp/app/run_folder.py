@@ -112,7 +112,7 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
             told = "nothing had finished yet; the same command starts again"
             if done := folders.finished_steps(asked.partial):
                 told = f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command goes on from there"
-            sys.stderr.write(f"stopped: {told}\n")
+            sys.stderr.write(f"Stopped: {told}\n")
             raise SystemExit(130) from None
 
     command.__doc__ = f"{inspect.cleandoc(compute.__doc__ or '')}\n\n{ALWAYS}"

@@ -127,7 +127,7 @@ def test_a_stopped_run_says_what_it_kept_how_to_go_on_and_that_it_goes_on(tmp_pa
     done = run(main, "--out", str(tmp_path / "x"))
     assert done.exit_code == 130
     assert done.stderr == (
-        f"stopped: 2 finished steps kept in {tmp_path}/.x.partial; the same command goes on from there\n"
+        f"Stopped: 2 finished steps kept in {tmp_path}/.x.partial; the same command goes on from there\n"
     )
     again = run(main, "--out", str(tmp_path / "x")).stderr
     assert again.startswith(f"going on from 2 finished steps, kept in {tmp_path}/.x.partial ...\n")
@@ -139,11 +139,11 @@ def test_a_run_that_ends_before_anything_finished_leaves_no_hidden_folder(tmp_pa
         raise KeyboardInterrupt
 
     done = run(stopped, "--out", str(tmp_path / "deep" / "x"))
-    assert done.stderr == "stopped: nothing had finished yet; the same command starts again\n"
+    assert done.stderr == "Stopped: nothing had finished yet; the same command starts again\n"
     assert not any(tmp_path.iterdir())
     (tmp_path / "precious.txt").write_text("mine")
     done = run(lambda options: pytest.fail("it began"), "--out", str(tmp_path))
-    assert done.exit_code == 2 and done.output.startswith("error: the folder") and "--overwrite" in done.output
+    assert done.exit_code == 2 and done.output.startswith("Error: the folder") and "--overwrite" in done.output
 
 
 # -------------------------------------------------------------------------------------- command lines that are not read
@@ -208,7 +208,7 @@ def test_problems_that_are_wrong_are_one_line(tmp_path: Path, monkeypatch: pytes
     wrong = json.loads(DEMO_PROBLEMS.read_text().splitlines()[0]) | {"answer": " "}
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(wrong | {"unique_id": each}) for each in "abcd"))
     done = call("locate --backend bridge --problems p.jsonl --limit 2 --answers 2 --out out --no-progress")
-    assert done.exit_code == 2 and "no answer to grade" in done.stderr and done.stderr.count("error: ") == 1, (
+    assert done.exit_code == 2 and "no answer to grade" in done.stderr and done.stderr.count("Error: ") == 1, (
         done.stderr
     )
     assert not (tmp_path / "out").exists()
@@ -239,7 +239,7 @@ def test_wrong_input_and_full_memory_end_with_one_line_and_warnings_are_one_line
         command()
     warned, told = capsys.readouterr().err.splitlines()
     assert warned == "warning: red\\x1b[31m lines" and warnings.showwarning is shown
-    assert ended.value.code == 2 and told.startswith(f"error: {said}")
+    assert ended.value.code == 2 and told.startswith(f"Error: {said}")
 
 
 def test_the_command_to_repeat_is_the_one_that_was_typed_and_that_of_a_shard_the_whole_one(
