@@ -61,6 +61,7 @@ class Room:
     speaks_of: str = ""
 
 
+OTHERS = "tests/models/test_architectures.py::test_"
 PLACES = r"device|\.to\(|\.cpu\(|is_meta"
 """Lines on where something lies: of the room `devices`, whose tests have several."""
 
@@ -90,16 +91,37 @@ ROOMS = {
     "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts",)),
     "models": Room(
         modules("models", "base info replay sites traced_ops"),
-        files("models", "small_parts decoders contract"),
+        (
+            *files("models", "small_parts decoders contract remote"),
+            f"{OTHERS}sinks_and_latent_keys_act_as_the_layers_say",
+        ),
         speaks_of=rf"^(?!.*({PLACES}))",
     ),
     "backends": Room(
         modules("models", "arithmetic decoder nnsight transformer_lens"),
-        files("models", "decoders contract models"),
+        (
+            *files("models", "decoders contract models parts remote"),
+            f"{OTHERS}sinks_and_latent_keys_act_as_the_layers_say",
+            f"{OTHERS}a_users_own_hooked_transformer_of_another_build",
+            f"{OTHERS}positions_of_a_table_are_whole_numbers",
+        ),
+        speaks_of=rf"^(?!.*({PLACES}))",
     ),
     "loading": Room(
         modules("models", "checks hugging_face load load_options memory weights"),
-        files("models", "small_parts decoders checks models state weights"),
+        (
+            *files("models", "small_parts decoders checks models parts state weights"),
+            f"{OTHERS}attention_of_another_form_is_refused_with_what_it_is",
+            f"{OTHERS}auto_takes_the_first_backend_that_does_it",
+            *(
+                f"tests/models/test_devices.py::test_{name}"
+                for name in (
+                    "two_models_share_an_offload_folder_and_keep_their_own_weights",
+                    "auto_converts_only_what_is_small",
+                    "products_are_in_tf32_on_a_device_within_passes_alone",
+                )
+            ),
+        ),
     ),
     "patching": Room(
         ("mless_interp/patching/*.py",),
@@ -176,15 +198,19 @@ ROOMS = {
             "mless_interp/models/checks.py::_resolution",
             "mless_interp/models/checks.py::_log_probability",
         ),
-        (*files("models", "small_parts parts as_they_come"), "tests/patching/test_sweeps.py"),
+        (
+            *files("models", "small_parts parts as_they_come"),
+            "tests/models/test_checks.py::test_it_asks_what_it_asked_and_tells_what_it_found",
+            "tests/patching/test_sweeps.py",
+        ),
     ),
     "devices": Room(
         (
-            *modules("models", "base weights nnsight replay"),
+            *modules("models", "arithmetic base decoder nnsight replay transformer_lens weights"),
             *modules("patching", "sweep"),
             *modules("scores", "streaming"),
         ),
-        ("tests/models/test_devices.py", "tests/scores/test_streaming.py"),
+        (*files("models", "devices small_parts decoders"), "tests/scores/test_streaming.py"),
         speaks_of=PLACES,
     ),
 }

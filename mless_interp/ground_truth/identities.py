@@ -237,7 +237,8 @@ def gap_is_masked(case: Case) -> Finding:
 
 
 def knockout_is_patch(case: Case) -> Finding:
-    return worst(apart(case.edited(Knockout(), name), case.edited(PatchZ(), name)) for name in ("masked", "gap"))
+    knocked_out = case.edited(Knockout())
+    return worst(apart(knocked_out, case.edited(PatchZ(), name)) for name in ("masked", "gap"))
 
 
 def zeroed(case: Case) -> Finding:
@@ -277,10 +278,9 @@ def entropy_splits(case: Case) -> Finding:
 
 
 def slope_one(case: Case) -> Finding:
-    ids, odds = case.pair.span_ids, []
-    unit = next(n for n in range(1, len(ids) + 1) if len(ids) % n == 0 and ids == ids[:n] * (len(ids) // n))
+    odds = []
     for dose in DOSES:
-        insertion = replace(case.pair.insertion, n_tokens=unit * dose)
+        insertion = replace(case.pair.insertion, n_tokens=dose)  # of tokens that are all the same
         made = pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)
         other = Case(case.model, followed(made)[0])
         scores, rule = other.scores("held"), case.model.attention_rule(0)

@@ -72,7 +72,7 @@ class Model(ABC):
     layers: Layers | None = None  # how the library computes one layer after the other; None where that is not known
     why_not_by_layers: str = "this architecture cannot be continued layer by layer"
     engine: Engine = here  # computes the problems of a long analysis (`on`)
-    how: "Callable[[], Model] | None" = None  # loads it once more, in another process; None for a model that was given
+    how: "partial[Model] | None" = None  # loads it once more, in another process; None for a model that was given
     _hashing: WeightsHash | None = None
     _held: str | None = None  # the hash of what the library's own object held when the model was loaded
 
@@ -344,12 +344,12 @@ class Model(ABC):
         result, inputs = self.run(inputs, capture=reducers, logits_at=logits_at), self._checked(inputs)
         found = {name: tuple(result.captured[site(layer, name)] for layer in layers) for name in kept}
         places = [each.device for each in found["attn.hook_z"]]
-        resid = zip(found.get("hook_resid_pre", ()), places, strict=False)
         return Recording(
             inputs=inputs,
             start=start,
             logits=result.logits,
-            resid_pre=tuple(x.to(place) for x, place in resid),  # each still lies where the layer before it does
+            # each still lies where the layer before it does
+            resid_pre=tuple(map(Tensor.to, found.get("hook_resid_pre", ()), places)),
             q=found.get("attn.hook_rot_q", ()),
             k=found.get("attn.hook_rot_k", ()),
             v=found.get("attn.hook_v", ()),
@@ -375,7 +375,7 @@ class Model(ABC):
         """
         batch, n_changed = receiving.inputs.batch, receiving.n_tokens - receiving.start
         expected = (n_changed, self.info.n_heads, self.info.d_head)
-        if z.dim() != 4 or tuple(z.shape[1:]) != expected or z.shape[0] % batch or not len(z):
+        if tuple(z.shape[1:]) != expected or z.shape[0] % batch or not len(z):
             raise ValueError(f"z must be [k * {batch} prompts, {', '.join(map(str, expected))}], got {list(z.shape)}")
         rows, last = len(z) // batch, self.info.n_layers - 1
         layers = [layer] * rows if isinstance(layer, int) else list(layer)
@@ -485,9 +485,9 @@ _HERE: WeakValueDictionary[tuple[str, ...], Model] = WeakValueDictionary()
 """Models that this process was sent, as long as anything uses them."""
 
 
-def _here(how: Callable[[], Model], name: str, identity: Mapping[str, object], checks: ModelChecks | None) -> Model:
+def _here(how: partial[Model], name: str, identity: Mapping[str, object], checks: ModelChecks | None) -> Model:
     """Load the model that another process means when it is first named here, the same in all that numbers depend on."""
-    known = name, str(identity["weights"]), repr(sorted(getattr(how, "keywords", {}).items()))
+    known = name, str(identity["weights"]), repr(sorted(how.keywords.items()))
     model = (_HERE.get(known) or how()).checked(checks)
     found = model.identity
     keys = [key for key in identity if key != "model" and found[key] != identity[key]]

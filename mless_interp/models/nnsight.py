@@ -168,7 +168,7 @@ class NnsightModel(HuggingFaceModel):
         """Yield what `traced_ops.walked` does in a layer, in the order of the forward pass; its mask right after its input."""
         for number, name in enumerate(SITES):
             if number == 1 and mask is not None:
-                yield "", self.attentions[layer], (), "mask", mask, None, None
+                yield None, self.attentions[layer], (), "mask", mask, None, None
             full = site(layer, name)
             if full not in taps:
                 continue

@@ -1,5 +1,6 @@
 """`python -m mless_interp check MODEL` and `certify_model`: a true backend passes, each way of lying fails and is named."""
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,12 +87,14 @@ def test_a_line_is_the_worst_finding_and_what_cannot_be_computed_fails_it(
         Identity("C", "", lambda case: Finding(100 * errors[id(case.pair)], 1.0), factor=10.0),
         Identity("D", "", broken),
         Identity("E", "", broken, lambda case: "never"),
-        Identity("F", "", lambda case: Finding(1e-9, 1.0), lambda case: "not here" if case.pair is pairs[0] else None),
+        Identity("F", "", lambda case: Finding(1e-4, 1.0), lambda case: "not here" if case.pair is pairs[0] else None),
     )
     monkeypatch.setattr(certificate, "IDENTITIES", lines)
-    found = certify_model(model, pairs, progress=False).table().set_index("name").loc[list("ABCDEF")]
+    table = certify_model(model, pairs, progress=False).table()
+    assert table.index.tolist() == [*range(11)] and "".join(table["name"]) == "CDS1S2S3S4S5ABEF"
+    found = table.set_index("name").loc[list("ABCDEF")]
     assert found["status"].tolist() == ["pass", "pass", "fail", "fail", NOT_APPLICABLE, "pass"]
-    assert found["error"].tolist() == pytest.approx([3e-5, 3e-4, 3e-3, np.nan, np.nan, 1e-9], nan_ok=True)
+    assert found["error"].tolist() == pytest.approx([3e-5, 3e-4, 3e-3, np.nan, np.nan, 1e-4], nan_ok=True)
     assert found["tolerance"].tolist() == pytest.approx([1e-4, 1e-3, 1e-3, 1e-4, 1e-4, 1e-4])
     assert found["reason"].tolist() == ["", "", "", "it broke", "never", ""]
 
@@ -112,6 +115,23 @@ def test_lines_of_the_self_check_by_hand(tiny_model_dir: Callable[[str], Path]) 
     assert [each.status for each in worse] == ["fail", "fail", "fail", "pass", NOT_APPLICABLE]
     none = lines(**{name: None for name in figures if name not in ("largest_logit", "tolerance")})
     assert {each.status for each in none} == {NOT_APPLICABLE} and np.isnan([each.error for each in none]).all()
+    assert [each.name for each in none] == [f"S{at}" for at in range(1, 6)]
+    reasons = (
+        "a wrapped object has none",
+        "",
+        "not run where a remote model",
+        BY_LAYERS,
+        "what single heads write is not",
+    )
+    assert (
+        all(each.reason.startswith(reason) for each, reason in zip(none, reasons, strict=True)) and not none[1].reason
+    )
+    model = copy.copy(model)
+    model.info = replace(model.info, attention="sdpa")
+    assert lines(row_sum_error=None)[1].reason == "fused attention makes no pattern"
+    (broken,), nothing = certificate._self_check(lying(model.checked(None), lambda *given: int("mine")))
+    assert (broken.name, broken.says, broken.status) == ("self-check", "what the backend promises", "fail")
+    assert broken.tolerance == 1e-3 and np.isnan(broken.error) and "'mine'" in broken.reason and nothing is None
     fine = lines(tolerance=1e-7, largest_logit=0.5)
     assert [each.tolerance for each in fine] == [1e-7, 1e-5, 1e-7, 1e-7, 1e-5] and fine[0].error == 4e-3
 

@@ -12,6 +12,7 @@ from conftest import needs_hooked_transformer
 from models_under_test import loaded
 
 import mless_interp as mi
+from mless_interp.ground_truth.compare_hook import MIXED
 from mless_interp.patching.interventions import INTERVENTIONS, run_edits
 
 QUESTIONS = ("Anna has 3 apples. How many?", "Ben had 9 coins and lost 2 of them. How many coins does Ben have now?")
@@ -58,20 +59,29 @@ def sliced_output(model: mi.Model) -> Any:
 def test_the_exact_ablation_is_as_meant_and_nothing_is_left_behind(case: Any) -> None:
     model, pairs = case
     found = compare(model, pairs, ablation(model, [0, 2]), ["L1H0", "L1H2"])
-    assert found.passed and "Yes" in found.headline() and (found.error < 1e-4).all()
+    assert found.headline() == "Yes, this is the edit 'zero' of L1H0, L1H2, in 2 of 2 problems."
+    assert found.passed and (found.error < 1e-4).all()
+    assert found.settings == {"model": model.info.name, "backend": model.info.backend}
     assert model.hooks == ()
 
 
 def test_each_usual_error_is_named(tiny_model_dir: Callable[[str], Path]) -> None:
     model, pairs = _case(tiny_model_dir, "bridge")
     first = ablation(model, [0], layer=0)
-    coordinates = f"it changes coordinates 0 to {model.info.d_head - 1} of blocks.1.hook_attn_out, after the output"
+    coordinates = f"it changes coordinates 0 to {model.info.d_head - 1} of blocks.1.hook_attn_out, {MIXED}"
     behind = lambda library: [first(library), *sliced_output(model)(library)]  # noqa: E731
+    unembedding = lambda library: model.hf_model.lm_head.register_forward_hook(lambda module, given, made: 2 * made)  # noqa: E731
     for hook, heads, words in (
         (ablation(model, [1]), ["L1H0"], "it changes L1H1, not L1H0"),
         (ablation(model, [0], slice(-1, None)), ["L1H0"], "it changes the last row only"),
         (ablation(model, [0, 1]), ["L1H0"], "it changes L1H0, L1H1, not L1H0"),
         (ablation(model, [0], slice(4, 9)), ["L1H0"], "it changes rows 4 to 8 only"),
+        (ablation(model, [0], slice(4, 9, 2)), ["L1H0"], "it changes 3 rows only"),
+        (ablation(model, [0], slice(4, 5)), ["L1H0"], "it changes row 4 only"),
+        (ablation(model, [0]), ["L1H1"], "it changes L1H0, not L1H1"),
+        (ablation(model, [0]), ["L2H1"], "it changes L1H0, not L2H1"),
+        (ablation(model, [0], factor=0.5), ["L1H0"], "it gives L1H0 other values than that edit"),
+        (unembedding, ["L1H0"], "it leaves L1H0 as it is; it changes the logits alone"),
         (ablation(model, [0], factor=1.0), ["L1H0"], "it has no effect"),
         (sliced_output(model), ["L1H0"], f"it leaves L1H0 as it is; {coordinates}"),
         # behind a right edit of layer 0 a head of layer 1 is left as it is, or what attention adds there is changed, too
@@ -79,7 +89,7 @@ def test_each_usual_error_is_named(tiny_model_dir: Callable[[str], Path]) -> Non
         (behind, ["L0H0"], coordinates),
     ):
         found = compare(model, pairs[:1], hook, heads)
-        assert found.found[0].startswith(words) and not found.passed, (words, found.found)
+        assert found.found == (words,) and not found.passed, (words, found.found)
         assert found.error[0] > 1e-3 and found.headline().startswith("No, this is not")
     assert model.hooks == ()
 
@@ -107,8 +117,11 @@ def test_what_is_found_in_some_problems_only_is_counted(case: Any) -> None:
     last = len(pairs[0].inserted) - 1
     absolute = ablation(model, [0], slice(last, last + 1))
     found = compare(model, pairs, absolute, ["L1H0"], edit=lambda z: torch.cat([z[:, :-1], 0 * z[:, -1:]], 1))
-    assert "in 1 of 2 problems it gives L1H0 other values" in found.headline()
-    assert found.table()["k"].tolist() == [1, 1]
+    other = "it gives L1H0 other values than that edit"
+    assert found.headline() == f"No, this is not your edit of L1H0; in 1 of 2 problems {other}."
+    assert found.details() == ["In 1 of 2: as meant."]
+    table = {"found": ["as meant", other], "k": [1, 1], "n": [2, 2], "error": [*found.error]}
+    assert found.table().to_dict("list") == table and found.error[0] < 1e-4 < found.error[1]
 
 
 def test_a_hook_that_raises_leaves_nothing_behind(tiny_model_dir: Callable[[str], Path]) -> None:
@@ -142,6 +155,8 @@ def test_hooks_of_transformer_lens_by_name(tiny_model_dir: Callable[[str], Path]
     result = [("blocks.1.attn.hook_result", zero)]
     never = compare(model, pairs, result, ["L1H0"])
     assert "nothing passes at blocks.1.attn.hook_result (it needs set_use_attn_result(True))" in never.headline()
+    passing = compare(model, pairs, [("blocks.1.hook_attn_in", zero)], ["L1H0"]).found
+    assert passing == ("it has no effect: nothing passes at blocks.1.hook_attn_in",) * 2
     model.underlying.set_use_attn_result(True)
     assert compare(model, pairs, result, ["L1H0"]).passed, "behind z, it is the same edit"
     model.underlying.set_use_attn_result(False)
@@ -179,20 +194,25 @@ def test_a_capture_is_recognised(case: Any) -> None:
     def alone(part: slice, **how: Any) -> Callable[[list[list[int]]], list[torch.Tensor]]:
         return lambda prompts: [captured([prompt], part, **how)[0] for prompt in prompts]
 
-    first, second = slice(0, d), slice(d, 2 * d)
+    first, second, n = slice(0, d), slice(d, 2 * d), len(pairs[0].inserted)
     assert mi.compare_capture(model, pairs, alone(first), "L1H0").passed
     name = "blocks.1.attn.hook_rot_k"
     run = model.run(torch.tensor([pairs[0].inserted.ids]), capture={name: None})
     for capture, of, words in (
         (alone(second), "z", "it is z of L1H1"),
-        (alone(first, before=False), "z", f"it is coordinates 0 to {d - 1} of blocks.1.hook_attn_out"),
+        (alone(first, before=False), "z", f"it is coordinates 0 to {d - 1} of blocks.1.hook_attn_out, {MIXED}"),
         (lambda _: [run.captured[name][0, :, 0]], "k", "it is rot_k of L1H0"),
-        (alone(slice(0, 2 * d)), "z", "it has shape"),
+        (alone(slice(0, 2 * d)), "z", f"it has shape [{n}, {2 * d}], where [{n}, {d}] is meant"),
+        (lambda ids: [alone(second)(ids)[0][:-1]], "z", f"it has shape [{n - 1}, {d}], where [{n}, {d}] is meant"),
+        (lambda ids: [alone(second)(ids)[0][None]], "z", f"it has shape [1, {n}, {d}], where [{n}, {d}] is meant"),
+        (lambda ids: [torch.cat([alone(second)(ids)[0][:1]] * n)], "z", "it is nothing that was looked for"),
     ):
         found = mi.compare_capture(model, pairs[:1], capture, "L1H0", of=of)
-        assert found.found[0].startswith(words) and not found.passed, found.found
+        assert found.found == (words,) and not found.passed, found.found
+        assert found.headline() == f"No, this is not {of} of L1H0; in 1 of 1 problem {words}."
     padded = mi.compare_capture(model, pairs, lambda prompts: captured(prompts, first), "L1H0")
-    assert padded.found[0].endswith("the batch is padded on the left") and padded.found[1] == "as meant"
+    left = "it is z of L1H0, but rows of padding stand before it: the batch is padded on the left"
+    assert padded.found == (left, "as meant")
     with pytest.raises(ValueError, match="one entry per prompt, 2, got None"):
         mi.compare_capture(model, pairs, lambda _: cast("Any", None), "L1H0")
 

@@ -39,8 +39,8 @@ def plain(name: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
 class Decoder:
     """A decoder by the recipe, every layer from the first on, every pattern written out."""
 
-    def __init__(self, layers: Layers, resid: torch.Tensor, windows: tuple[int | None, ...], mask: Any = None) -> None:
-        self.layers, self.embedded, self.inputs = layers, resid, Inputs(TOKENS, None, mask)
+    def __init__(self, layers: Layers, resid: torch.Tensor, windows: Any, mask: Any = None, places: Any = None) -> None:
+        self.layers, self.embedded, self.inputs = layers, resid, Inputs(TOKENS, places, mask)
         self.masks = [visibility(self.inputs, windows[layer]) for layer in range(layers.n_layers)]
         self.streams: list[torch.Tensor] = []
 
@@ -107,10 +107,15 @@ def test_a_hooked_transformer_is_the_model_it_was_made_of(name: str) -> None:
             hooked_transformer_from(model, word_tokenizer(), name=name)
         return
     hooked = hooked_transformer_from(model, word_tokenizer(), name=name)
-    run = hooked.run(TOKENS, capture={site(0, "hook_resid_pre"): None})
+    run = hooked.run(TOKENS)
     torch.testing.assert_close(run.logits, logits, rtol=1e-4, atol=1e-4)
-    resid = run.captured[site(0, "hook_resid_pre")]
-    torch.testing.assert_close(Decoder(hooked.layers, resid, hooked.info.windows)(), logits, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        assert torch.equal(run.logits, hooked.underlying(TOKENS)), "bit for bit"
+    gap = (torch.arange(24) >= START) * (3 if hooked.learned_positions else 2.5)
+    for places in (None, (torch.arange(24) + gap)[None]):
+        run = hooked.run(Inputs(TOKENS, places), capture={site(0, "hook_resid_pre"): None})
+        made = Decoder(hooked.layers, run.captured[site(0, "hook_resid_pre")], hooked.info.windows, places=places)
+        torch.testing.assert_close(made(), run.logits, rtol=1e-4, atol=1e-4)
 
 
 def noise(seed: int, *shape: int) -> torch.Tensor:

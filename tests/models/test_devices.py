@@ -90,7 +90,7 @@ def test_no_split_changes_anything(name: str) -> None:
 
 
 ELSEWHERE = ("edits", "attribution", "answers", "paths")
-ORDERS = {"memory first": ("cpu", "disk") * 3, "a device, then memory": ("virtual:1", "cpu") * 3}
+ORDERS = {"the disk first": ("disk", "cpu") * 3, "a device, then memory": ("virtual:1", "cpu") * 3}
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -99,8 +99,9 @@ def test_weights_that_lie_elsewhere_change_nothing(name: str, order: str, tmp_pa
     where, attention = ORDERS[order][:5], attention_of(name)
     model = here(where, attention, offload_folder=tmp_path)
     assert any(weight.is_meta for weight in model.hf_model.parameters()) and model.stepper is not None
-    assert model.info.device == where[0] and model.info.backend == "nnsight"
-    same(name, here(ALONE if where[0] == "virtual:1" else ("cpu",) * 5, attention), model)
+    alone = ALONE if where[0] == "virtual:1" else ("cpu",) * 5
+    assert model.info.device == alone[0] and model.info.backend == "nnsight"
+    same(name, here(alone, attention), model)
 
 
 def test_auto_converts_only_what_is_small(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,9 @@
 """Loading, wrapping and the self-check: what is accepted, what is refused and with which words."""
 
+import json
+import re
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +11,12 @@ import pytest
 import torch
 from conftest import needs_hooked_transformer, tiny_model, word_tokenizer
 from models_under_test import hooked, loaded, pairs_for
+from safetensors.torch import save_file
 
 import mless_interp as mi
 from mless_interp.models.arithmetic import visibility
 from mless_interp.models.info import Inputs, ModelError
-from mless_interp.models.transformer_lens import has_hooked_transformer
+from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer
 
 
 @pytest.mark.skipif(has_hooked_transformer(), reason="HookedTransformer is installed")
@@ -66,6 +70,50 @@ def test_a_hooked_transformer_of_your_own_is_welcome() -> None:
     assert not any(point.fwd_hooks for point in mine.hook_dict.values())
     assert model.quantised == "" and model.checks.by_layers and model.shows_rotated
     assert not model.gated_mlp(0).gated
+    mine.tokenizer = word_tokenizer()
+    again = mi.wrap_model(mine)
+    assert again.tokenizer is mine.tokenizer and again.info.name == "wrapped HookedTransformer"
+
+
+@needs_hooked_transformer
+def test_a_saved_hooked_transformer_is_loaded_as_it_was(tmp_path: Path) -> None:
+    shape = {"n_layers": 2, "n_heads": 2, "d_model": 8, "d_head": 4, "n_ctx": 5, "d_vocab": 9, "act_fn": "relu"}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"attn_only": True, "normalization_type": None}))
+    made, file, tokens = hooked(), tmp_path / "model.safetensors", torch.tensor([[1, 8, 3]])
+    weights = {name: weight.clone() for name, weight in made.underlying.state_dict().items()}
+    save_file(weights, file)
+    model = mi.load_model(tmp_path, tf32=False)
+    assert torch.equal(model.run(tokens).logits, made.run(tokens).logits) and model.weights_hash == made.weights_hash
+    assert model.info.loaded_from == model.info.name == str(tmp_path) and model.how.keywords["tf32"] is False
+    key, options = "blocks.1.attn.W_O", dict[str, Any](backend="bridge")
+    for change, message in (
+        ({}, "holds a HookedTransformer: backend must be 'hooked_transformer', on one device"),
+        ({key: None, "b": weights[key]}, f"2 weights are missing or too many, first {key}"),
+        ({key: weights[key] * torch.nan}, "W_O holds NaN 64 times"),
+        ({key: weights[key][:1]}, f"holds no HookedTransformer that can be made here: .* size mismatch for {key}"),
+    ):
+        save_file({name: each.contiguous() for name, each in (weights | change).items() if each is not None}, file)
+        with pytest.raises(ValueError, match=message):
+            mi.load_model(tmp_path, **options)
+        options.clear()
+
+
+def test_what_a_bridge_cannot_take_is_named(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoModelForCausalLM
+
+    def fails(*given: Any, **options: Any) -> None:
+        raise ValueError("no part Available architectures: a, b")
+
+    made = AutoModelForCausalLM.from_pretrained(tiny_model_dir("llama"))
+    assert bridge_from(made, None, name="bare").tokenizer("reason").input_ids == word_tokenizer()("reason").input_ids
+    monkeypatch.setattr(TransformerBridge, "boot_transformers", fails)
+    for named, word in ((["LlamaForCausalLM"], ""), (["A", "B"], "A, B"), (None, "nothing")):
+        made.config.architectures = named
+        told = f" (its config names {word})" if word else ""
+        said = f"TransformerBridge cannot take 'odd' (LlamaForCausalLM): no part{told}; try 'nnsight'"
+        with pytest.raises(ModelError, match=re.escape(said)):
+            bridge_from(made, None, name="odd")
 
 
 def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: Any) -> None:
@@ -81,6 +129,9 @@ def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: A
     tokens = torch.tensor([[5, 6, 7, 8]])
     assert torch.allclose(ours[0].run(tokens).logits, ours[1].run(tokens).logits, atol=1e-5)
     assert [model.info.backend for model in ours] == ["bridge", "nnsight"]
+    both = {"transformers": version("transformers"), "torch": version("torch")}
+    for model, library in zip(ours, ("transformer-lens", "nnsight"), strict=True):
+        assert model.info.versions == both | {library: version(library)}
 
 
 def test_other_objects_cannot_be_wrapped() -> None:
@@ -104,6 +155,11 @@ def test_other_objects_cannot_be_wrapped() -> None:
         ("a/b", {"remote": True, "device": "cpu"}, "remote=True takes a hub id, .*: it takes no device"),
         (Path("a"), {"remote": True}, "remote=True takes a hub id, whose weights lie elsewhere: .* is not one"),
         ("demo", {"backend": "hooked_transformer", "device_map": "auto"}, "need backend='nnsight' or 'bridge'"),
+        ("dmo", {}, "or a hub id that could be reached .did you mean demo"),
+        ("demo", {"dtype": "int8"}, "unknown dtype 'int8'; choose one of float32, float64"),
+        ("a/b", {"remote": True, "device_map": "auto"}, "it takes no device, device_map or quantisation"),
+        ("demo", {"backend": "hooked_transformer", "quantization_config": {}}, "need backend='nnsight' or 'bridge'"),
+        ("demo", {"offload_folder": "a"}, "give device_map='auto' too"),
         ("demo", {"max_memory": {0: "1GiB"}}, "give device_map='auto' too"),
         ("demo", {"device": "cpu", "device_map": "auto"}, "give device or device_map, not both"),
         ("demo", {"backend": "bridge", "device_map": {"": "disk"}}, "none may lie on the disk"),
