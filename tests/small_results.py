@@ -28,6 +28,7 @@ from mless_interp.patching.sweep import PatchScores
 from mless_interp.patching.transplant import Transplant
 from mless_interp.runtime.results import Result
 from mless_interp.scores import AttentionProfile, HeadScores, SegmentAttention
+from mless_interp.scores.score import OF_SINKS
 
 SIX = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
 SETTINGS = {"model": "tiny", "insertion": "Mless ' /' x55", "outcome": "answer_logprob"}
@@ -155,6 +156,28 @@ def scored(n: int = 3) -> HeadScores:
     return HeadScores(problems(n), ("base", "inserted"), SIX, values, null, settings)
 
 
+def rated(scale: float = 1.0, n: int = 4) -> Any:
+    """Pairs of heads that are alike, not all of them asked for; more metrics than a page shows intervals of."""
+    level = (1 + np.arange(24) // 2 % 7).reshape(3, 8) / 10 + spread(n)[:, None, None]
+    names = (
+        "kurtosis",
+        "entropy",
+        "span_mass",
+        "lam_last",
+        "log_density_ratio",
+        "collapse_relative",
+        "recovery_latency",
+        *OF_SINKS,
+    )
+    values = {name: {"base": at - level, "inserted": scale * (at + 1) * level} for at, name in enumerate(names)}
+    values["recovery_latency"]["inserted"][1:, 2, 5] = np.inf
+    values["kurtosis"]["inserted"][0, 1, :4] = values["span_residual_norm"]["inserted"][0, 0, 4:] = np.nan
+    values["span_sink_rate"]["inserted"][1:, :, :4] = 0.0
+    null = {name: {"base": level[..., 0], "inserted": level[..., 7] / 2} for name in names[:3]}
+    heads = tuple(mi.Head(layer, head) for layer in range(3) for head in range(8) if layer + head != 3)
+    return HeadScores(problems(n), ("base", "inserted"), heads, values, null)
+
+
 def between_segments(n: int = 3) -> SegmentAttention:
     """Three segments of six heads; the question reads the span as much as head and problem say, the rest itself."""
     masses = np.zeros((n, 2, 3, 3, 3))
@@ -180,6 +203,30 @@ def profiled(level: float = 0.02) -> AttentionProfile:
         base_texts=(tuple("abcdef"),) * 3,
         inserted_texts=(tuple("abc////def"),) * 3,
         settings={"model": "tiny"},
+    )
+
+
+def uneven(n: int = 2) -> Any:
+    """Up to two problems, one head: three and four base tokens, two inserted after one and after two tokens."""
+    rows = {
+        "base": ([0.4, 0.2, np.nan], [0.6, 0.3, 0.2, np.nan]),
+        "inserted": ([0.3, 0.1, 0.1, 0.1, np.nan], [0.5, 0.2, 0.1, 0.2, 0.1, np.nan]),
+    }
+    even = {
+        "base": ([0.4, 0.4, np.nan], [0.3, 0.3, 0.2, np.nan]),
+        "inserted": ([0.3, 0.2, 0.2, 0.1, np.nan], [0.25, 0.2, 0.2, 0.2, 0.2, np.nan]),
+    }
+    return AttentionProfile(
+        problem_ids=("a", "b")[:n],
+        conditions=("base", "inserted"),
+        heads=(mi.Head(0, 13),),
+        received={name: tuple(np.array([row]) for row in each[:n]) for name, each in rows.items()},
+        uniform={name: tuple(np.array([row]) for row in each[:n]) for name, each in even.items()},
+        alignment=(np.array([0, 3, 4]), np.array([0, 1, 4, 5]))[:n],
+        spans=((1, 3), (2, 4))[:n],
+        base_texts=(("x", "y", "z"), ("v", "x", "y", "z"))[:n],
+        inserted_texts=(("x", "/", "/", "y", "z"), ("v", "x", "/", "/", "y", "z"))[:n],
+        settings={"model": "by hand", "insertion": "Mless", "rows": "shared"},
     )
 
 
@@ -556,6 +603,16 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "ReadEffects, lowering, chosen here": lambda: turned(read_apart(), chosen_elsewhere=False),
     "ReadEffects of few": lambda: read_apart(n=8),
     "ReadEffects, no effect": lambda: replace(read_apart(), total=spread(12)),
+    "HeadScores beside twins": lambda: replace(rated(), twins=(rated(0.7), rated(5.0))),
+    "HeadScores, one metric": lambda: replace(rated(), values={"kurtosis": rated().values["kurtosis"]}),
+    "HeadScores, undefined": lambda: replace(scored(), values={"lam": {"inserted": np.full((3, 2, 3), np.nan)}}),
+    "AttentionProfile of uneven prompts": uneven,
+    "AttentionProfile of one problem": lambda: replace(uneven(1), conditions=("base",)),
+    "SegmentAttention of two conditions": lambda: replace(
+        between_segments(),
+        values={"inserted": between_segments().values["inserted"] / 2, "base": between_segments().values["inserted"]},
+    ),
+    "SegmentAttention without a question": lambda: replace(between_segments(), segments=("bos", "system", "examples")),
     "Transplant, the other way": lambda: transplanted(-0.5),
     "Transplant, not established": lambda: transplanted(0.0),
     "AttentionDecomposition of few": lambda: decomposed(n=6),

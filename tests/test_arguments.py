@@ -1,7 +1,6 @@
 """Every public function refuses arguments of the wrong kind, by name and before anything runs."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -18,14 +17,7 @@ import mless_interp as mi
 from mless_interp.core.arguments import (
     REMEDIES,
     as_annotated,
-    check_count,
-    check_share,
     checked,
-    count_of,
-    listed,
-    nearest,
-    one_of,
-    several_of,
 )
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
@@ -211,29 +203,6 @@ def test_what_does_not_fit_is_said_in_words(annotation: Any, value: Any, message
     with pytest.raises((TypeError, ValueError)) as refused:
         as_annotated(value, annotation, "x")
     assert str(refused.value) == f"x must be {message}" and (refused.type is ValueError) == (value != value)
-
-
-def test_names_counts_and_lists_by_hand() -> None:
-    assert [count_of(n, "head") for n in (0, 1, 2)] == ["0 heads", "1 head", "2 heads"]
-    assert listed("abcdef") == "a, b, c, d, e, f" and listed("abcdefg") == "a, b, c, d, e, f and 1 more"
-    known = {"entropy": 1, "mass": 2}
-    assert nearest("entrop", known) == " (did you mean entropy?)" and nearest("entxyz", known) == ""
-    assert one_of("mass", known, "metric") == 2 and one_of("mass", tuple(known), "metric") == "mass"
-    assert several_of(["mass", "entropy"], known, "metric") == ("mass", "entropy")
-    assert check_count(np.int8(1), name="n") == 1 and check_count(0, name="n", at_least=0) == 0
-    check_share(0.5, name="q")
-    for do, message in (
-        (lambda: one_of("mas", known, "metric"), "'mas'; choose one of entropy, mass (did you mean mass?)"),
-        (lambda: one_of(["mass"], known, "metric"), "unknown metric ['mass']; choose one of entropy, mass"),
-        (lambda: several_of("mass", known, "metric"), "metrics must be one or more different names of entropy, mass"),
-        (lambda: several_of(["mass", "mass"], known, "metric"), "different names"),
-        (lambda: several_of([], known, "metric"), "different names"),
-        (lambda: check_count(0, name="n"), "n must be 1 or more, got 0"),
-        (lambda: check_share(0, name="q"), "q must lie between 0 and 1, got 0"),
-        (lambda: check_share(1, name="q"), "q must lie between 0 and 1, got 1"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-            do()
 
 
 TWO = {"heads": ["L0H1", "L1H2"]}

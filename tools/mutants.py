@@ -41,6 +41,17 @@ KEPT = "tests/test_analyses.py::test_it_gives_the_numbers_that_it_gave"
 """Numbers of every analysis as they were."""
 TOLD = f"{LAWS}::test_it_tells_what_it_told"
 """Everything that small results print, explain, tabulate and show."""
+EXPRESSIONS = "tests/test_expressions.py"
+"""Formulas and checks on small awkward input."""
+OF_SCORES = (
+    *(
+        "HeadScores beside twins",
+        "HeadScores, one metric",
+        "HeadScores, undefined",
+        "AttentionProfile of uneven prompts",
+    ),
+    *("AttentionProfile of one problem", "SegmentAttention of two conditions", "SegmentAttention without a question"),
+)
 GROUPS = f"{LAWS}::test_a_problem_given_thrice_as_a_group_counts_once"
 
 
@@ -77,18 +88,20 @@ def modules(room: str, names: str) -> tuple[str, ...]:
 
 
 ROOMS = {
-    "core": Room(("mless_interp/core/*.py",), ("tests/test_heads.py", "tests/test_arguments.py")),
-    "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py")),
-    "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py")),
+    "core": Room(("mless_interp/core/*.py",), ("tests/test_arguments.py", EXPRESSIONS)),
+    "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py", EXPRESSIONS)),
+    "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py", EXPRESSIONS)),
     "scores": Room(
         ("mless_interp/scores/*.py",),
         (
             "tests/scores",
             *only(TOLD, "HeadScores AttentionProfile SegmentAttention"),
+            *(f"{TOLD}[{name}]" for name in OF_SCORES),
+            EXPRESSIONS,
             *only(KEPT, "scores segments profile"),
         ),
     ),
-    "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts",)),
+    "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts", EXPRESSIONS)),
     "models": Room(
         modules("models", "base info replay sites traced_ops"),
         (

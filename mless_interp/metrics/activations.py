@@ -110,7 +110,7 @@ def gini(values: Activations) -> Summary:
     """
     ordered = widened(values).abs().sort(-1).values
     n = ordered.shape[-1]
-    weights = 2 * torch.arange(1, n + 1, device=ordered.device, dtype=ordered.dtype) - n - 1
+    weights = 2 * torch.arange(1, n + 1, device=ordered.device) - n - 1
     return (weights * ordered).sum(-1) / (n * ordered.sum(-1))  # 0 / 0 is NaN
 
 

@@ -309,7 +309,7 @@ def circuit_performance(fractions: Float[Tensor, " size"], faithfulness: Float[T
     >>> circuit_performance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
     tensor(0.5000)
     """
-    return torch.trapezoid(widened(faithfulness), fractions, dim=-1)
+    return torch.trapezoid(widened(faithfulness), fractions)
 
 
 def circuit_distance(fractions: Float[Tensor, " size"], faithfulness: Float[Tensor, "*lead size"]) -> PerHead:
@@ -320,4 +320,4 @@ def circuit_distance(fractions: Float[Tensor, " size"], faithfulness: Float[Tens
     >>> circuit_distance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
     tensor(0.5000)
     """
-    return torch.trapezoid((1 - widened(faithfulness)).abs(), fractions, dim=-1)
+    return torch.trapezoid((1 - widened(faithfulness)).abs(), fractions)

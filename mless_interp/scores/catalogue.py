@@ -8,7 +8,7 @@ that enters a layer (the same for all its heads) or of its heads' values.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, get_args
 
 import torch
@@ -18,7 +18,7 @@ from ..core.arguments import nearest
 from ..metrics import attention, outputs, received, recovery
 from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column
-from .streaming import Layout, Need, Reduced, RowFormula, Rows, States
+from .streaming import Layout, Need, Reduced, Rows, States
 
 Kind = Literal["row", "profile", "paired", "state"]
 
@@ -141,13 +141,13 @@ peak_attenuation | ratio | | height of the base run's peaks that is left
 """Name, unit, needs and flags (asked: measured only where asked for) and meaning of every metric, in the order of tables."""
 
 
-def _of_rows(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
+def _of_rows(formula: Callable[..., Tensor], masks: tuple[str, ...], rows: Rows) -> Tensor:
     """Return a formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
-    return lambda rows: formula(rows.block.pattern, **{mask: getattr(rows, mask) for mask in masks}, **rows.options)
+    return formula(rows.block.pattern, **{mask: getattr(rows, mask) for mask in masks}, **rows.options)
 
 
-def _chain(term: int) -> RowFormula:
-    return lambda rows: attention.entropy_chain(rows.block.pattern, span=rows.span, **rows.options)[term]
+def _chain(term: int, rows: Rows) -> Tensor:
+    return attention.entropy_chain(rows.block.pattern, span=rows.span, **rows.options)[term]
 
 
 def _output_weight(rows: Rows) -> Tensor:
@@ -163,19 +163,16 @@ def _density(rows: Rows) -> Tensor:
     return attention.log_density_ratio_from_scores(rows.block.scores, **given)
 
 
-def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
-    def value(rows: Rows) -> Tensor:
-        block = rows.block
-        common = torch.isin(block.positions, rows.layout.shared.to(block.positions))
-        found = block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
-        if bool(common.any()):
-            theirs, there, here = rows.beside["other"].rows(rows.layout, block.positions[common], block.n_src)
-            base = attention.renormalised_rows(theirs, alignment=there.to(theirs.device))
-            own = attention.renormalised_rows(block.pattern[:, common], alignment=here.to(block.pattern.device))
-            found[:, common] = formula(base.to(own), own)
-        return found
-
-    return value
+def _distance(formula: Callable[[Tensor, Tensor], Tensor], rows: Rows) -> Tensor:
+    block = rows.block
+    common = torch.isin(block.positions, rows.layout.shared.to(block.positions))
+    found = block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
+    if bool(common.any()):
+        theirs, there, here = rows.beside["other"].rows(rows.layout, block.positions[common], block.n_src)
+        base = attention.renormalised_rows(theirs, alignment=there.to(theirs.device))
+        own = attention.renormalised_rows(block.pattern[:, common], alignment=here.to(block.pattern.device))
+        found[:, common] = formula(base.to(own), own)
+    return found
 
 
 def _recovery_fraction(p: Profile) -> Tensor:
@@ -197,12 +194,12 @@ def _cosines(vectors: Tensor, s: States) -> Tensor:
     return received.cosines_to_sink(vectors, sink=s.layout.sink.to(vectors.device))
 
 
-def _state(place: str, of: Need, formula: Callable[[Tensor, States], Tensor]) -> Callable[[States], Tensor]:
-    return lambda s: PLACES[place](formula(s.vectors[of], s).cpu().expand(s.n_heads, -1), s)
+def _state(place: str, of: Need, formula: Callable[[Tensor, States], Tensor], s: States) -> Tensor:
+    return PLACES[place](formula(s.vectors[of], s).cpu().expand(s.n_heads, -1), s)
 
 
-def _of_both(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Profile, Profile], Tensor]:
-    return lambda base, own: formula(base.shared, own.shared)
+def _of_both(formula: Callable[[Tensor, Tensor], Tensor], base: Profile, own: Profile) -> Tensor:
+    return formula(base.shared, own.shared)
 
 
 def _latency(base: Profile, own: Profile) -> Tensor:
@@ -221,8 +218,8 @@ def _tau(base: Profile, own: Profile) -> Tensor:
     return recovery.recovery_time_constant(recovery.running_median(ratio))
 
 
-def _kept_by(tokens: Callable[[Profile], Tensor]) -> Callable[[Profile, Profile], Tensor]:
-    return lambda base, own: recovery.aligned_recovery(base.shared, own.shared, tokens=tokens(own))
+def _kept_by(tokens: Callable[[Profile], Tensor], base: Profile, own: Profile) -> Tensor:
+    return recovery.aligned_recovery(base.shared, own.shared, tokens=tokens(own))
 
 
 def _peaks_f1(x: Tensor, y: Tensor) -> Tensor:
@@ -231,23 +228,23 @@ def _peaks_f1(x: Tensor, y: Tensor) -> Tensor:
 
 Formulas = dict[str, Callable[..., Tensor]]
 ROWS: Formulas = {
-    "span_mass": _of_rows(attention.span_mass, "span"),
-    "lam": _of_rows(attention.retained_mass, "span"),
-    "span_mass_without_sink": _of_rows(attention.non_sink_span_mass, "span", "sink"),
+    "span_mass": partial(_of_rows, attention.span_mass, ("span",)),
+    "lam": partial(_of_rows, attention.retained_mass, ("span",)),
+    "span_mass_without_sink": partial(_of_rows, attention.non_sink_span_mass, ("span", "sink")),
     "log_density_ratio": _density,
-    "within_span_entropy": _of_rows(attention.within_span_entropy, "span"),
-    "entropy": _of_rows(attention.attention_entropy),
-    "normalised_entropy": _of_rows(attention.normalised_entropy),
-    "effective_tokens": _of_rows(attention.effective_tokens),
-    "participation": _of_rows(attention.participation),
-    "entropy_without_sink": _of_rows(attention.entropy_without_sink, "sink"),
-    "entropy_between": _chain(0),
-    "entropy_outside": _chain(1),
-    "entropy_inside": _chain(2),
+    "within_span_entropy": partial(_of_rows, attention.within_span_entropy, ("span",)),
+    "entropy": partial(_of_rows, attention.attention_entropy, ()),
+    "normalised_entropy": partial(_of_rows, attention.normalised_entropy, ()),
+    "effective_tokens": partial(_of_rows, attention.effective_tokens, ()),
+    "participation": partial(_of_rows, attention.participation, ()),
+    "entropy_without_sink": partial(_of_rows, attention.entropy_without_sink, ("sink",)),
+    "entropy_between": partial(_chain, 0),
+    "entropy_outside": partial(_chain, 1),
+    "entropy_inside": partial(_chain, 2),
     "span_output_weight": _output_weight,
-    "js_distance": _distance(attention.jensen_shannon_distance),
-    "hellinger": _distance(attention.hellinger),
-    "total_variation": _distance(attention.total_variation),
+    "js_distance": partial(_distance, attention.jensen_shannon_distance),
+    "hellinger": partial(_distance, attention.hellinger),
+    "total_variation": partial(_distance, attention.total_variation),
 }
 PROFILES: Formulas = {
     "kurtosis": lambda p: received.kurtosis(p.received),
@@ -270,22 +267,22 @@ PROFILES: Formulas = {
     "recovery_fraction": _recovery_fraction,
 }
 PAIRED: Formulas = {
-    "retention": _kept_by(lambda p: torch.ones_like(p.layout.shared_question)),
-    "recovery_aligned": _kept_by(lambda p: p.layout.shared_question),
+    "retention": partial(_kept_by, lambda p: torch.ones_like(p.layout.shared_question)),
+    "recovery_aligned": partial(_kept_by, lambda p: p.layout.shared_question),
     "recovery_latency": _latency,
     "recovered": _recovered,
     "recovery_tau": _tau,
-    "spike_spearman": _of_both(recovery.timing_spearman),
-    "spike_pearson": _of_both(recovery.timing_pearson),
-    "spike_slope": _of_both(recovery.attenuation_slope),
-    "spike_r_squared": _of_both(recovery.attenuation_r_squared),
-    "spike_f1": _of_both(_peaks_f1),
-    "peak_attenuation": _of_both(lambda x, y: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x))),
+    "spike_spearman": partial(_of_both, recovery.timing_spearman),
+    "spike_pearson": partial(_of_both, recovery.timing_pearson),
+    "spike_slope": partial(_of_both, recovery.attenuation_slope),
+    "spike_r_squared": partial(_of_both, recovery.attenuation_r_squared),
+    "spike_f1": partial(_of_both, _peaks_f1),
+    "peak_attenuation": partial(_of_both, lambda x, y: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x))),
 }
 STATES: Formulas = {
-    **{f"{place}_residual_norm": _state(place, "residual", _norms) for place in PLACES},
-    **{f"{place}_sink_cosine": _state(place, "residual", _cosines) for place in ("span", "span_first")},
-    **{f"{place}_value_norm": _state(place, "values", _norms) for place in PLACES},
+    **{f"{place}_residual_norm": partial(_state, place, "residual", _norms) for place in PLACES},
+    **{f"{place}_sink_cosine": partial(_state, place, "residual", _cosines) for place in ("span", "span_first")},
+    **{f"{place}_value_norm": partial(_state, place, "values", _norms) for place in PLACES},
 }
 _KINDS: dict[Kind, Formulas] = {"row": ROWS, "profile": PROFILES, "paired": PAIRED, "state": STATES}
 

@@ -188,7 +188,7 @@ class HeadScores(results.Result):
         return table.sort_values(shown[0], ascending=False, kind="stable") if shown else pd.DataFrame()
 
     def quantity(self, column: str) -> results.Quantity:
-        if column not in METRICS and column.removesuffix("_last") not in METRICS:  # a count, a null, a label
+        if column.removesuffix("_last") not in METRICS:  # a count, a null, a label
             return super().quantity(column)
         metric = metric_named(column)
         return results.Quantity(metric.unit, metric.signed)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import Arguments
-from ..metrics.patterns import RowChoice, computed_once, row_mask, uniform_pattern, with_sink_key
+from ..metrics.patterns import RowChoice, computed_once, row_mask, uniform_pattern, widened, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
@@ -143,7 +143,7 @@ def pattern_blocks(
 
 def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Iterator[Block]:
     """Yield the same blocks from rotated queries `[1, token, head, d]` and keys `[1, token, kv_head, d]`; never half."""
-    q, k = (x.float() if x.element_size() < 4 else x for x in (q, k))
+    q, k = map(widened, (q, k))
     for a, b in row_ranges(q.shape[1], q.shape[2]):
         scores = with_sinks(masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule), rule.column)
         seen, positions = with_extra(visible[:, a:b, :b], rule, value=True), torch.arange(a, b, device=q.device)
@@ -290,8 +290,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside:
 def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
     """Return the same in memory; of each device all numbers of a kind come at once, so that it is waited for once."""
     found = {(layer, key): tensor for layer, reduced in layers.items() for key, tensor in reduced.numbers.items()}
-    kinds = {(tensor.device, tensor.dtype) for tensor in found.values() if tensor.device.type != "cpu"}
-    for kind in kinds:
+    for kind in {(tensor.device, tensor.dtype) for tensor in found.values()}:
         several = {key: tensor for key, tensor in found.items() if (tensor.device, tensor.dtype) == kind}
         whole = torch.cat([tensor.flatten() for tensor in several.values()]).cpu()
         parts = whole.split([tensor.numel() for tensor in several.values()])
@@ -343,8 +342,7 @@ def reduce_prompt(
         def take(z: Tensor) -> None:  # by then queries, keys and values have come, in whatever order
             (q, k), rule = held.take(*attention_sites(layer, "rot_q", "rot_k")), model.attention_rule(layer)
             if keep:
-                wide = [x.float() if x.element_size() < 4 else x.clone() for x in (q, k)]
-                kept[layer] = Other(wide[0], wide[1], seen(first[layer], q.device), rule, layout)
+                kept[layer] = Other(widened(q).clone(), widened(k).clone(), seen(first[layer], q.device), rule, layout)
             if recompute:
                 reduce(layer, recomputed_blocks(q, k, seen(first[layer], q.device), rule))
 

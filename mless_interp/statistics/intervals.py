@@ -150,12 +150,12 @@ def mean_interval(
     array = check_effects(values, name="values")
     counts = (~np.isnan(array)).sum(0)
     few = counts < FEW_PROBLEMS
-    if not few.any():
-        return bootstrap_interval(array, confidence=confidence, n_resamples=n_resamples, seed=seed)
     student = _student(array, confidence)
     if few.all():
         return student
     resampled = bootstrap_interval(array, confidence=confidence, n_resamples=n_resamples, seed=seed)
+    if not few.any():
+        return resampled
     fields = ("estimate", "low", "high", "standard_error", "n", "flag")
     parts = {name: np.where(few, getattr(student, name), getattr(resampled, name)) for name in fields}
     return Interval(**parts, confidence=confidence, method="t below 20 problems, else bca")

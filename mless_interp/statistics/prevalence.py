@@ -155,16 +155,15 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
     shape = parts.shape[1:]
     flat = parts.reshape(len(parts), -1)
     found = np.full((3, flat.shape[1]), np.nan)
-    counts = (~np.isnan(flat + whole[:, None])).sum(0)
-    for at, column in enumerate(flat.T):
-        defined = ~np.isnan(column + whole)
-        g, t = column[defined], whole[defined]
+    defined = ~(np.isnan(flat) | np.isnan(whole[:, None]))
+    for at, known in enumerate(defined.T):
+        g, t = flat[known, at], whole[known]
         if len(t) and sign_test(t) < 1 - confidence:
             limits = _accepted(g, t, len(t) - order_statistic(len(t), (1 - confidence) / 2))
             found[:, at] = sum(_accepted(g, t, len(t) / 2)) / 2, *limits
     estimate, low, high = (row.reshape(shape) for row in found)
     unknown, flag = np.full(shape, np.nan), np.where(np.isnan(estimate), NO_TOTAL, "")
-    return Interval(estimate, low, high, unknown, counts.reshape(shape), flag, confidence, "sign test")
+    return Interval(estimate, low, high, unknown, defined.sum(0).reshape(shape), flag, confidence, "sign test")
 
 
 def _accepted(g: np.ndarray, t: np.ndarray, most: float | int) -> tuple[float, float]:
@@ -300,7 +299,7 @@ def detectable_prevalence(n: int, n_tests: int, *, power: float = 0.8, alpha: fl
     check_share(power, name="power")
     if n < fewest_problems(n_tests, alpha=alpha):
         return float("nan")
-    least = next(k for k in range(n // 2, n + 1) if stats.binom.sf(k - 1, n, 0.5) <= alpha / n_tests)
+    least = next(k for k in range(n + 1) if stats.binom.sf(k - 1, n, 0.5) <= alpha / n_tests)
     return float(stats.beta.ppf(power, least, n - least + 1))
 
 
@@ -315,7 +314,7 @@ def holm(p_values: CellCounts) -> Cells:
     array([0.03, 0.06, 0.06])
     """
     made, tested = np.full(np.shape(p_values), np.nan), ~np.isnan(p_values)
-    family = np.asarray(p_values, dtype=np.float64)[tested]
+    family = p_values[tested]
     order = np.argsort(family, kind="stable")
     adjusted = np.empty(family.size)
     adjusted[order] = np.maximum.accumulate(np.minimum(1.0, family[order] * np.arange(family.size, 0, -1)))
@@ -335,5 +334,5 @@ def benjamini_hochberg(p_values: CellCounts) -> Cells:
     """
     made, tested = np.full(np.shape(p_values), np.nan), ~np.isnan(p_values)
     if tested.any():
-        made[tested] = stats.false_discovery_control(np.asarray(p_values, dtype=np.float64)[tested])
+        made[tested] = stats.false_discovery_control(p_values[tested])
     return made

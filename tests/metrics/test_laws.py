@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from formulas_under_test import NAN, SINK, mask, random, random_pattern, same, visible_keys
+from formulas_under_test import NAN, mask, random, random_pattern, same, visible_keys
 
 from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
 
@@ -275,31 +275,3 @@ def test_rounding_is_allowed_up_to_its_limit() -> None:
     nothing_left = attention.renormalised_rows(torch.tensor([[0.0, 1.0, 0.0]]), alignment=torch.tensor([0, 2]))
     for metric in takes("p"):
         assert metric(nothing_left, torch.tensor([[0.5, 0.5]])).isnan().all()
-
-
-HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
-LAST = mask(2, n=3)
-
-
-@pytest.mark.usefixtures("untyped")
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: attention.span_mass(HALF, span=SINK.int()[:3]), "span must be a boolean mask .* got torch.int32"),
-        (lambda: attention.span_mass(HALF, span=SINK[:2]), r"span must .* one entry for each of the 3 tokens"),
-        (lambda: attention.non_sink_span_mass(HALF, span=LAST, sink=LAST), "the sink and the span share a token"),
-        (lambda: attention.span_mass(HALF, span=mask(n=3)), "the span is empty"),
-        (lambda: attention.span_mass(HALF, span=mask(0, 1, 2, n=3)), "covers all tokens"),
-        (lambda: recovery.onset_step(torch.ones(5), span=mask(1, 3, n=5)), "only defined for one block"),
-        (lambda: attention.total_variation(HALF[0], HALF[0, :2]), "over the same tokens, got 3 and 2"),
-        (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 3])), r"in 0 to 2, got \[1, 3\]"),
-        (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 1])), "strictly increasing"),
-        (lambda: patterns.row_positions(HALF[:2], None), "2 rows over 3 keys needs dest_positions"),
-        (lambda: patterns.row_positions(HALF[:2], torch.tensor([1, 3])), r"from 0 to 2.* got \[1, 3\]"),
-        (lambda: attention.span_mass(HALF, span=LAST, visible=VISIBLE), "visible must be boolean and fit a pattern"),
-        (lambda: attention.attention_entropy(PATTERN, visible=VISIBLE[[0, 1, 0]]), r"fit a .*\(2, 3, 9, 9\)"),
-    ],
-)
-def test_what_is_wrong_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -41,28 +41,6 @@ def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None
         assert Insertion.counting(4, at=3).placed_as(other) == Insertion.counting(4, **place)
 
 
-HINTED = replace(ASKED, extra={"hint": "zebra"})
-REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: Insertion.from_key("hint").span(words(), ASKED), "'p' has no hint to insert .it has id, question"),
-    (lambda: Insertion.from_key("hint").span(words(), HINTED), "'p', its hint: 100 % of the tokens are"),
-    (lambda: Insertion.named("from_key"), "from_key needs the key to insert"),
-    (lambda: Insertion.ids([9, 10], 5).span(words(), "p"), "unit of ids is 2 tokens .* divide n_tokens=5; use 4"),
-    (lambda: Insertion.named("ids"), "cannot read '': give whole numbers such as 128002,128003"),
-    (lambda: Insertion.named("noise"), "unknown insertion 'noise'; choose one of meaningless, meaningful"),
-    (lambda: Insertion.named("counting", unit="x"), "insertion 'counting' takes no unit, got 'x'; leave it out"),
-    (lambda: Insertion.named("repeat_question", n_tokens=9), "as long as its text; leave its number"),
-    (lambda: Insertion.pause(3).span(words(), "p"), "no reserved token to pause with, and none is added: .*token="),
-    (lambda: Insertion.pause(1, token="apples").span(words(), "p"), "'apples' is no reserved token .* to pause with"),
-    (lambda: Insertion.counting(12).other_repeats(words()), "repeats no unit"),
-]
-
-
-@pytest.mark.parametrize(("make", "message"), REFUSED)
-def test_what_makes_no_insertion_is_said(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 @pytest.mark.parametrize("make", [qwen2_tokenizer, word_tokenizer])
 def test_a_problem_s_own_text_never_becomes_special_tokens(make: Callable[[], Any]) -> None:
     tokenizer = make()

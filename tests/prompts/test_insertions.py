@@ -52,24 +52,6 @@ def tiny_words(*vocabulary: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
-@pytest.mark.parametrize(
-    ("insertion", "message"),
-    [
-        (Insertion.meaningless(" / ?", 55), r"the unit ' / \?' is 2 tokens .* does not divide n_tokens=55; use 54"),
-        (Insertion.meaningless("zebra", 2), "'zebra' becomes the unknown token '<unk>'.*choose a unit that"),
-        (Insertion.meaningless(" ", 2), "the insertion ' ' becomes no token; choose"),
-        (Insertion.meaningless(" /", 2, before="bos", at=0), r"'p': cannot insert at token \(0, 0\): .* none twice"),
-        (Insertion.meaningless(" /", 1, at=(1, 2)), "1 tokens cannot be inserted in 2 places"),
-        (Insertion.meaningless(" /", 2, at=8), "problem 'p': at=8 is beyond the prompt's 7 tokens"),
-        (Insertion.meaningless(" /", 2, after="template"), "the prompt has no template tokens"),
-    ],
-)
-def test_what_cannot_be_inserted_is_refused(insertion: Insertion, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pair_of(insertion)
-    assert pair_of(Insertion.meaningless(" /", 2, at=7)).n_after == 0
-
-
 def test_a_random_sentence_is_the_same_in_every_process_and_of_ordinary_tokens_where_few_words_are_known() -> None:
     few = tiny_words("window", "stone", "river", "quiet", "lamp", "garden", "blue", "bell", "bear", "apple")
     span = Insertion.random_sentence(6, seed=3, draw=1).span(few, "p1")

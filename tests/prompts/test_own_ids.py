@@ -38,25 +38,6 @@ def test_a_span_of_token_ids_is_a_pair_by_hand() -> None:
     assert told.problem.group == mi.pairs_from_ids([[7, 1, 2]], [0], span=(0, 1))[0].problem.group
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({}, "give a span whose effect is asked for, or a clean prompt"),
-        ({"span": (2, 5)}, "before the last of 5 tokens, where the answer is read"),
-        ({"clean": [[7, 1, 2, 3], IDS[0]]}, "problem 0 .*clean must be as many tokens as ids, 5, .* got 4"),
-        ({"clean": [IDS[1], IDS[1]]}, "problem 1 .*and other ones, got the same"),
-        ({"span": (1, 2), "distractors": [1]}, "distractors must hold one entry for each of 2 problems, got 1"),
-        ({"span": (1, 2), "answers": [1, -1]}, "problem 1 .*whole numbers of 0 or more"),
-        ({"span": (1, 2), "answers": [[], 1]}, "problem 0 .*answer must be token ids"),
-        ({"span": (2, 2)}, "problem 0 .*span must be .first, one past the last. position"),
-        ({"span": ["a", "b"]}, "problem 0 .*span must be .first, .* got 'a'"),
-    ],
-)
-def test_wrong_ids_are_named(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        mi.pairs_from_ids(IDS, **{"answers": [3, 4], **given})
-
-
 @needs_hooked_transformer
 @pytest.mark.parametrize(
     ("ids", "answer", "model", "words"),

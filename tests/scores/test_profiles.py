@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models_under_test import loaded, pairs_for, problems
-from small_results import between_segments
+from small_results import between_segments, uneven
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
@@ -15,45 +15,23 @@ from mless_interp.models.sites import site
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.prompt import SEGMENTS
-from mless_interp.scores import AttentionProfile, attention_profile
+from mless_interp.scores import attention_profile
 
 NAN = np.nan
 
 
-def by_hand() -> AttentionProfile:
-    """Two problems, one head: three and four base tokens, two inserted after one and after two tokens."""
-    return AttentionProfile(
-        problem_ids=("a", "b"),
-        conditions=("base", "inserted"),
-        heads=(Head(0, 13),),
-        received={
-            "base": (np.array([[0.4, 0.2, NAN]]), np.array([[0.6, 0.3, 0.2, NAN]])),
-            "inserted": (np.array([[0.3, 0.1, 0.1, 0.1, NAN]]), np.array([[0.5, 0.2, 0.1, 0.2, 0.1, NAN]])),
-        },
-        uniform={
-            "base": (np.array([[0.4, 0.4, NAN]]), np.array([[0.3, 0.3, 0.2, NAN]])),
-            "inserted": (np.array([[0.3, 0.2, 0.2, 0.1, NAN]]), np.array([[0.25, 0.2, 0.2, 0.2, 0.2, NAN]])),
-        },
-        alignment=(np.array([0, 3, 4]), np.array([0, 1, 4, 5])),
-        spans=((1, 3), (2, 4)),
-        base_texts=(("x", "y", "z"), ("v", "x", "y", "z")),
-        inserted_texts=(("x", "/", "/", "y", "z"), ("v", "x", "/", "/", "y", "z")),
-        settings={"model": "by hand", "insertion": "Mless", "rows": "shared"},
-    )
-
-
 def test_curves_put_insertion_points_on_each_other() -> None:
-    curve = by_hand().curve(Head(0, 13), "inserted")
+    curve = uneven().curve(Head(0, 13), "inserted")
     np.testing.assert_allclose(curve.mean, [0.5, 0.25, 0.1, 0.15, 0.1, NAN])
     assert curve.n.tolist() == [1, 2, 2, 2, 2, 0]
     assert (curve.low[1:5] <= curve.mean[1:5]).all() and (curve.mean[1:5] <= curve.high[1:5]).all()
-    assert by_hand().shaded("inserted") == ((2, 4),) and by_hand().shaded("base") == ()
-    null = by_hand().curve(Head(0, 13), "inserted", null=True)
+    assert uneven().shaded("inserted") == ((2, 4),) and uneven().shaded("base") == ()
+    null = uneven().curve(Head(0, 13), "inserted", null=True)
     np.testing.assert_allclose(null.mean, [0.25, 0.25, 0.2, 0.2, 0.15, NAN])
 
 
 def test_levels_are_means_over_segments() -> None:
-    made = by_hand()
+    made = uneven()
     np.testing.assert_allclose(made.aligned("inserted")[0], [[0.3, 0.1, NAN]])
     np.testing.assert_allclose(made.aligned("inserted", relative=True)[0], [[1.0, 1.0, NAN]])
     np.testing.assert_allclose(made.level("inserted", "before"), [[0.3], [0.35]])

@@ -272,19 +272,3 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tiny_mod
     model = loaded(tiny_model_dir("qwen2"), "nnsight", attention="sdpa")
     with pytest.raises((ValueError, LeanAttentionError), match=message):
         score_heads(model, pairs_for(model, count=1), progress=False, **options)
-
-
-@pytest.mark.parametrize(
-    ("cache", "options", "message"),
-    [
-        ({}, {}, "this cache holds no attention patterns .*names_filter"),
-        (cache_of(A1 * 0.9), {}, "every attention row must .* sum to 1 .* sums to 0.9"),
-        (cache_of(torch.eye(4)), {}, r"the cache holds 4 tokens, but .* have 3 \(base\) and 5"),
-        ({NAME: torch.stack([A1, A1])[:, None]}, {}, "the cache holds 2 prompts: run the model on"),
-        (cache_of(A1), {"metrics": ["js_distance"]}, "js_distance needs more than patterns .*use score_heads"),
-        (cache_of(A1), {"windows": ()}, "windows must name every layer: 1 layers, got 0"),
-    ],
-)
-def test_unusable_caches_are_named(cache: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        score_cache(cache, hand_pair(), min_rows=1, **options)
