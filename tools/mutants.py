@@ -113,10 +113,11 @@ ROOMS = {
     "backends": Room(
         modules("models", "arithmetic decoder nnsight transformer_lens"),
         (
-            *files("models", "decoders contract models parts remote"),
+            *files("models", "as_they_come decoders contract models parts remote"),
             f"{OTHERS}sinks_and_latent_keys_act_as_the_layers_say",
             f"{OTHERS}a_users_own_hooked_transformer_of_another_build",
             f"{OTHERS}positions_of_a_table_are_whole_numbers",
+            f"{OTHERS}granite_shows_and_takes_what_is_added_scaled",
         ),
         speaks_of=rf"^(?!.*({PLACES}))",
     ),

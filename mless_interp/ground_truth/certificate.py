@@ -86,7 +86,7 @@ class Certificate(Result):
         table = self.table().replace(np.inf, np.nan).astype(object)
         found = {
             "passed": self.passed,
-            "model": dataclasses.asdict(self.info) | {"versions": dict(self.info.versions)},
+            "model": dataclasses.asdict(self.info),
             "checks": None if self.checks is None else dataclasses.asdict(self.checks),
             "lines": table.where(table.notna(), None).to_dict("records"),
             "prompts": list(self.prompts),

@@ -152,8 +152,14 @@ def test_prompts_are_made_of_a_unit_that_is_one_token(
 def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     done = check(tiny_model_dir("qwen2"), "--backend", "bridge", "--json", tmp_path / "c.json", "--n-prompts", 1)
     assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
-    assert found["passed"] is True and found["model"]["n_heads"] == 8 and found["checks"]["row_sum_error"] < 1e-5
+    text = (tmp_path / "c.json").read_text(encoding="utf-8")
+    found = json.loads(text)
+    assert (
+        text.startswith('{\n "passed": true,\n "model"')
+        and found["passed"] is True
+        and found["model"]["n_heads"] == 8
+        and found["checks"]["row_sum_error"] < 1e-5
+    )
     first, behind = (each["base_ids"] for each in found["prompts"])
     assert first == behind[: len(first)] and found["prompts"][1]["span"][0] == len(first)
     assert [line["status"] for line in found["lines"]] == ["pass"] * 20

@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import needs_hooked_transformer, word_tokenizer
 from models_under_test import hooked
 
 import mless_interp as mi
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
+from mless_interp.models.sites import gate_edits
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 
@@ -27,12 +29,43 @@ def toy_pair(before: int, inserted: int, after: int, answer: tuple[int, ...] = (
     return mi.pairs_from_ids([ids], [answer], span=(before, before + inserted), distractors=[0])[0]
 
 
+MLP = {"attn_only": False, "d_mlp": 8}
+ROTARY = {"positional_embedding_type": "rotary", "rotary_dim": 4}
+SHAPES: tuple[tuple[dict[str, Any], bool | None], ...] = (
+    (LEAST, None),
+    ({**LEAST, "n_ctx": 3}, None),
+    ({**LEAST, "d_vocab_out": 2}, None),
+    ({"d_vocab_out": 20, "n_key_value_heads": 1}, None),
+    ({"positional_embedding_type": "shortformer"}, None),
+    ({"attn_scores_soft_cap": 5.0, "output_logits_soft_cap": 3.0}, None),
+    ({"use_local_attn": True, "window_size": 2, "attn_types": ["local", "global"]}, None),
+    ({**MLP, "act_fn": "solu_ln"}, None),
+    ({**MLP, "num_experts": 2, "experts_per_token": 1}, None),
+    (MLP, False),
+    ({**MLP, **ROTARY, "gated_mlp": True, "act_fn": "silu"}, True),
+)
+"""Builds of HookedTransformer, and whether their MLP has a gate, if it is a known one."""
+
+
 @needs_hooked_transformer
-@pytest.mark.parametrize("shape", [LEAST, {**LEAST, "n_ctx": 3}, {**LEAST, "d_vocab_out": 2}, {"d_vocab_out": 20}])
-def test_the_smallest_models_pass_the_self_check(shape: dict[str, Any]) -> None:
-    model = hooked(**shape)
+@pytest.mark.parametrize(("shape", "gated"), SHAPES)
+def test_the_smallest_models_pass_the_self_check(shape: dict[str, Any], gated: bool | None) -> None:
+    model, tokens = hooked(**shape), torch.arange(3)[None]
     assert model.checks.by_layers and model.checks.shows_rotated and model.checks.output_error < 1e-5
-    assert np.isfinite(model.resolution)
+    assert np.isfinite(model.resolution) and model.info.n_classes == shape.get("d_vocab_out")
+    assert (2 in model.info.windows) == ("window_size" in shape) and (model.info.d_mlp is None) == (
+        "num_experts" in shape
+    )
+    logits = model.run(tokens).logits
+    assert torch.equal(logits, model.underlying(tokens).detach()), "bit for bit"
+    if gated is None:
+        with pytest.raises(ModelError, match="has no activation"):
+            model.gated_mlp(0)
+    else:
+        same = model.run(tokens, edits=gate_edits(0, model.gated_mlp(0), lambda active: active.clone())).logits
+        assert model.gated_mlp(0).gated == gated and torch.equal(same, logits)
+    with pytest.raises(ModelError, match="with 'alibi' positions has no position ids"):
+        hooked(**shape | {"positional_embedding_type": "alibi"})
 
 
 @needs_hooked_transformer

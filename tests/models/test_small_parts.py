@@ -116,10 +116,6 @@ def test_names_of_models_and_what_their_folders_say(tmp_path: Path) -> None:
     for name in ("a/b/c", "./x", "/x", "~x", " ", "a\\b"):
         with pytest.raises(mi.ModelError, match="unknown model"):
             source_of(name)
-    (tmp_path / ADAPTER).touch()
-    with pytest.raises(mi.ModelError, match="holds an adapter without its model"):
-        source_of(str(tmp_path))
-    (tmp_path / ADAPTER).unlink()
     for said, line in (("x failed:\n\n  why \nmore", "x failed: why"), ("only:\n", "only:"), ("", "ValueError")):
         assert first_line(ValueError(said)) == line
     with pytest.raises(mi.ModelError, match="holds no config.json: it is not a saved Hugging Face model"):
@@ -359,8 +355,8 @@ def test_another_process_gets_the_same_model_or_an_error(monkeypatch: pytest.Mon
             mi.ModelError, match=r"planted 1 has hooks, first .*blocks.1.* which other processes have not"
         ):
             model.sent()
-        assert model.identity["hooks"][0] == model.hooks[0] and len(model.identity["hooks"]) == 2
-        assert model.identity == model.identity
+        assert model.identity == model.identity and model.identity["hooks"][:-1] == [*model.hooks]
+        assert len(model.identity["hooks"][-1]) == 16
     with model.underlying.hooks(fwd_hooks=[("blocks.1.hook_mlp_out", lambda value, hook: value[:, :5] @ value)]):
         assert model.identity != model.identity, "a hook for other prompts equals no other"
     assert model.on(Processes(2)).engine.count == 2 and model.engine is not model.on(Processes(2)).engine
