@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from .app import COMMANDS, commands
+from .app import COMMANDS, commands, run_folder
 from .app.command_line import Command, Commands, of_options, one_line_errors
 
 app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -23,7 +23,7 @@ for _name, _file in COMMANDS.items():
 for _single in (
     of_options(commands.check, commands.Checking),
     of_options(commands.plan, commands.Planning, without=commands.NOT_PLANNED),
-    commands.report,
+    run_folder.report,
     commands.compare,
 ):
     app.command(cls=Command)(one_line_errors(_single))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..core.arguments import one_of
-from .command_line import LIMITS, Asking, Backend, chosen_insertion, chosen_names, chosen_place, option
+from .command_line import LIMITS, Asking, chosen_insertion, chosen_names, chosen_place, option
 from .run_folder import Computed, Kept, Presented, Report, program
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ TREATMENTS = "none mless mful random_sentence arm".split()
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
-    backend: Backend = option("bridge", "bridge or nnsight (with a cache), hooked_transformer (much slower), auto.")
+    backend: str = option(
+        "bridge", "bridge or nnsight (with a cache), hooked_transformer (much slower), auto.", of="backends"
+    )
     limit: int = LIMITS["accuracy"]
     treatments: str = option(
         "none,mless,mful,random_sentence,arm",

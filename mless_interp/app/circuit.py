@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.arguments import one_of
 from ..prompts.conditions import CONTRASTS, OF_CIRCUITS, as_words
 from ..prompts.problems import Problem
-from .command_line import LIMITS, MODEL_HELP, Pairing, SignedOutcome, argument, chosen_names, is_model, option
+from .command_line import LIMITS, MODEL_HELP, Pairing, argument, chosen_names, is_model, option
 from .run_folder import Computed, Kept, Presented, Report, program
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Options(Pairing):
     mlps: Literal["auto", "all", "none"] = option("auto", "MLPs as nodes; auto: all if there are problems enough.")
     n_rows: int = option(8, "Tokens from each end of the question at which sites and heads are patched.", min=1)
     without: str = option("", f"Leave out, with commas: {', '.join(PARTS)}.")
-    outcome: SignedOutcome = "answer_logprob"
+    outcome: str = "answer_logprob"
     out: Path = Path("results/circuit")
 
     def parts(self) -> list[tuple[Problem, ...]]:

@@ -40,19 +40,6 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 # Names of tables that load torch, which neither a help nor a refusal needs; `tools/refresh_docs.py tables` writes the file.
 NAMES: dict[str, list[str]] = json.loads(Path(data.__file__).with_name("names.json").read_text(encoding="utf-8"))
-if TYPE_CHECKING:
-    Backend = str
-    Contrast = str
-    Edit = str
-    Kind = str
-    Outcome = str
-    SignedOutcome = str
-    Template = str
-else:
-    Backend, Contrast, Edit, Kind, Outcome, SignedOutcome, Template = (
-        Literal[tuple(NAMES[name])]
-        for name in "backends contrasts edits insertions outcomes signed_outcomes templates".split()
-    )
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Rows = Literal["shared", "all", "question"]
@@ -105,37 +92,43 @@ PANELS = {
 }
 """The headings under which `--help` lists options, in this order; all others are under the first."""
 MODEL_HELP = "'demo' (bundled), a saved model's directory, or a hub id."
-SHARED = {
-    "model": Option(callback=is_model, help=MODEL_HELP),
-    "problems": Option(
-        callback=is_file,
-        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or (with --template text) a .txt file of "
-        "texts between blank lines. [default: the model's own]",
-    ),
-    "limit": Option(min=1, help="Number of problems, from the first on."),
-    "n_tokens": Option(min=1, help="Length of the insertion in tokens. [default: 55; text and ids: as given]"),
-    "place": Option(help="before- or after-SEGMENT (question, system, template, bos), at-INDEX; several share tokens."),
-    "layers": Option(help="Only these layers, zero-based: 0,2-4."),
-    "heads": Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21."),
-    "by": Option(help="Also name heads that act in some problems only: by 'answer', or a tag of all problems."),
-    "outcome": Option(help="Outcome to measure."),
-    "twins": Option(min=0, help="Untrained twins, measured alike; each costs as much as the model. 0: none."),
-    "max_new_tokens": Option(min=1, help="Longest answer. [default: 2048, or what the context leaves]"),
-    "out": Option(help="Folder for the results, written only when they are complete."),
-}
-"""Options of several commands, by the name of the field; a field that is an `option` or `argument` explains itself."""
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
 
 
-def option(default: object, help: str, *names: str, **how: Any) -> Any:
-    """Return a field of a dataclass of options: its default, its help, and what else `typer.Option` takes."""
-    return dataclasses.field(default=default, metadata={"typer": Option(*names, help=help, **how)})
+def option(default: object, help: str, *names: str, of: str = "", **how: Any) -> Any:
+    """Return a field of a dataclass of options: its default, its help, and what else `typer.Option` takes; `of`: the list in
+    `NAMES` of what may be given."""
+    return dataclasses.field(default=default, metadata={"typer": Option(*names, help=help, **how), "of": of})
 
 
 def argument(default: object, help: str, **how: Any) -> Any:
     """Return such a field that has no name on the command line."""
     return dataclasses.field(default=default, metadata={"typer": Argument(help=help, **how)})
+
+
+SHARED = {
+    "model": option(None, MODEL_HELP, callback=is_model),
+    "problems": option(
+        None,
+        "'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or (with --template text) a .txt file of "
+        "texts between blank lines. [default: the model's own]",
+        callback=is_file,
+    ),
+    "limit": option(None, "Number of problems, from the first on.", min=1),
+    "n_tokens": option(None, "Length of the insertion in tokens. [default: 55; text and ids: as given]", min=1),
+    "place": option(
+        None, "before- or after-SEGMENT (question, system, template, bos), at-INDEX; several share tokens."
+    ),
+    "layers": option(None, "Only these layers, zero-based: 0,2-4."),
+    "heads": option(None, "Only these heads, zero-based LAYER:HEAD: 0:13,0:21."),
+    "by": option(None, "Also name heads that act in some problems only: by 'answer', or a tag of all problems."),
+    "outcome": option(None, "Outcome to measure.", of="signed_outcomes"),
+    "twins": option(None, "Untrained twins, measured alike; each costs as much as the model. 0: none.", min=0),
+    "max_new_tokens": option(None, "Longest answer. [default: 2048, or what the context leaves]", min=1),
+    "out": option(None, "Folder for the results, written only when they are complete."),
+}
+"""Options of several commands, by the name of the field, which says its default; an `option` or `argument` explains itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +182,6 @@ class Saving:
         """Say on standard error what is being done where no bar moves."""
         if not self.no_progress:
             sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
 
     def computing(self) -> Engine:
         """Return who computes: `--engine` and `--shard`."""
@@ -205,7 +197,7 @@ class Saving:
 class Loading:
     """The options of every command that loads a model."""
 
-    backend: Backend = option("auto", "Which library runs the model.")
+    backend: str = option("auto", "Which library runs the model.", of="backends")
     dtype: Dtype = option("float32", "Precision of weights and activations.")
     tf32: bool = option(True, "On a GPU, multiply float32 in TF32 (10 bits), several times as fast.")
     device: str | None = option(None, "cpu, cuda, cuda:1 ... [default: a GPU if there is one]")
@@ -244,7 +236,7 @@ class Asking(Loading, Saving):
     model: str = "demo"
     problems: str | None = None
     limit: int = 32
-    template: Template = option("raw", "raw, raw_as_sent (doubled braces), text (adds nothing) or chat.")
+    template: str = option("raw", "raw, raw_as_sent (doubled braces), text (adds nothing) or chat.", of="templates")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -302,7 +294,7 @@ class Asking(Loading, Saving):
 class Inserting(Asking):
     """The options of an analysis of one insertion."""
 
-    insertion: Kind = option("meaningless", "Kind of insertion.")
+    insertion: str = option("meaningless", "Kind of insertion.", of="insertions")
     unit: str | None = option(
         None,
         "The repeated unit, word or text [default: ' /' or 'he']; from_key: a key of the problems; repeat_question: a number; "
@@ -362,22 +354,22 @@ class Pairing(Inserting):
 
 
 def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[str] = ()) -> Callable[..., None]:
-    """Return a function of `options` as one of a keyword for each field but those `without`, in the order of `PANELS`."""
+    """Return a function of `options` as one of a keyword for each field but those `without`."""
 
     @functools.wraps(main)
     def command(**given: object) -> None:
         main(options(**given))
 
-    parameters: dict[str, list[inspect.Parameter]] = {title: [] for title in PANELS}
+    parameters = []
     for field in dataclasses.fields(options):
         if field.name not in without:
-            shown = field.metadata.get("typer") or SHARED[field.name]
+            told = field.metadata or SHARED[field.name].metadata
+            shown, kind = told["typer"], Literal[tuple(NAMES[told["of"]])] if told.get("of") else field.type
             shown.rich_help_panel = next((each for each, names in PANELS.items() if field.name in names), "Options")
             default = inspect.Parameter.empty if field.default is REQUIRED else field.default
-            how: Arguments = {"default": default, "annotation": Annotated[field.type, shown]}
-            of_panel = parameters[shown.rich_help_panel]
-            of_panel.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **how))
-    command.__signature__ = inspect.Signature([each for some in parameters.values() for each in some])  # type: ignore[attr-defined]
+            how: Arguments = {"default": default, "annotation": Annotated[kind, shown]}
+            parameters.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **how))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
 
@@ -446,27 +438,23 @@ USAGE: Any = typer.BadParameter.__base__
 class Commands(typer.core.TyperGroup):
     """The program of all commands."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        with plain_refusals():
-            return super().resolve_command(ctx, args)
+    resolve_command = plain_refusals()(typer.core.TyperGroup.resolve_command)
 
 
 class Command(typer.core.TyperCommand):
     """A program of one command, whose options are listed in panels."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with plain_refusals():
-            return super().parse_args(ctx, args)
+    parse_args = plain_refusals()(typer.core.TyperCommand.parse_args)
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return f"{' '.join((self.help or '').split()).partition('. ')[0].rstrip('.')}."
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
+        panels: dict[str, list[tuple[str, str]]] = {title: [] for title in PANELS}
         for each in self.get_params(ctx):
             if (record := each.get_help_record(ctx)) is not None:
-                panels.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(record)
-        for title, records in panels.items():
+                panels[getattr(each, "rich_help_panel", None) or "Options"].append(record)
+        for title, records in filter(all, panels.items()):
             with formatter.section(title):
                 formatter.write_dl(records)
 

@@ -1,4 +1,4 @@
-"""Commands that leave no run of their own: `check` and `plan` of a model, `report` and `compare` of finished runs."""
+"""Commands that leave no run of their own: `check` and `plan` of a model, `compare` of finished runs."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from typer import Argument, Option
 from ..prompts.problems import load_problems
 from ..runtime.text_safety import WIDTH, one_line
 from . import command_line as line
-from .run_folder import MOST_LINES, Kept, Presented, check_run, read, show_again, write
+from .run_folder import MOST_LINES, Kept, Presented, check_run, read, write
 
 NOT_PLANNED = {field.name for field in dataclasses.fields(line.Saving)} - {"seed"} | {
     *("tf32", "device_map", "max_memory", "offload_folder", "quantization_config")
@@ -49,9 +49,8 @@ def check(options: Checking) -> None:
     from ..models.checks import FailedCheck
     from ..models.load import load_model
 
-    asked = None
-    if options.problems is not None:
-        asked = sorted(load_problems(options.problems), key=lambda problem: len(problem.question))[: options.n_prompts]
+    given = options.problems
+    asked = None if given is None else sorted(load_problems(given), key=lambda problem: len(problem.question))
     try:
         model = load_model(options.model, **options.loading())
         pairs = short_pairs(model, asked, options.n_prompts)
@@ -75,8 +74,8 @@ class Planning(line.Inserting):
         "locate", "sweep, locate, profiles, mechanism, accuracy or circuit.", metavar="WHAT"
     )
     limit: int | None = line.option(None, "Number of problems. [default: the analysis' own]", min=1)  # type: ignore[assignment]
-    outcome: line.SignedOutcome = "answer_logprob"
-    backend: line.Backend | None = line.option(None, "[default: what suits the size]")  # type: ignore[assignment]
+    outcome: str = "answer_logprob"
+    backend: str | None = line.option(None, "[default: what suits the size]", of="backends")  # type: ignore[assignment]
     dtype: line.Dtype | None = line.option(None, "[default: float32 if it fits]")  # type: ignore[assignment]
     attention: line.Attention | None = line.option(None, "[default: what suits the size]")  # type: ignore[assignment]
     memory: str | None = line.option(None, "Memory of a GPU that is not here (with --tflops): 80GB.")
@@ -90,10 +89,8 @@ def plan(options: Planning) -> None:
 
     Where the weights are here, a few problems are run and timed; elsewhere operations are counted from config.json.
     """
-    wanted = (options.limit or line.LIMITS.get(options.what, line.Asking.limit)) * (
-        2 if options.what == "circuit" else 1
-    )
-    questions = replace(options, limit=wanted).questions()
+    wanted = options.limit or line.LIMITS.get(options.what, line.Asking.limit)
+    questions = replace(options, limit=2 * wanted if options.what == "circuit" else wanted).questions()
     from accelerate.utils import convert_file_size_to_int
 
     from .planned import plan_run
@@ -102,16 +99,6 @@ def plan(options: Planning) -> None:
     memory = None if options.memory is None else convert_file_size_to_int(options.memory)
     found = plan_run(options.model, questions, options.filler(), memory=memory, **given)
     line.tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
-
-
-def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a run, finished or not.")]) -> None:
-    """Make pictures, tables and report.html again from what a run computed and kept.
-
-    Nothing is computed and no model is loaded. DIR is the --out of a run; where its pictures could not be made (an error in
-    one, a full disk), they are made now, and DIR appears.
-    """
-    with line.plain_warnings():
-        show_again(folder)
 
 
 def compare(
@@ -161,14 +148,12 @@ def compare(
         if out is None:
             return
         files = {"compare.csv": found.table(), **({} if heads.empty else {"heads.csv": heads})}
-
-        def page() -> Report:
-            question = f"What do the runs in {', '.join(map(str, folders))} say side by side?"
-            made = Report("Runs compared", question, found.headline()).result(found, heading="Side by side")
+        question = f"What do the runs in {', '.join(map(str, folders))} say side by side?"
+        page = Report("Runs compared", question, found.headline()).result(found, heading="Side by side")
+        if len(differ):
             own = {name: "" if name == "option" else name for name in differ}  # a run's name as it is
-            return made.table(differ, "Options in which the runs differ.", columns=own) if len(differ) else made
-
+            page = page.table(differ, "Options in which the runs differ.", columns=own)
         facts = provenance(None, repeat=line.repeat_command(), analysis="compare", folders=[*map(str, folders)])
         with new_folder(out, overwrite=overwrite) as made:
-            written = write(made, Kept({}, {}, facts), Presented(files, page), report=report)
+            written = write(made, Kept({}, {}, facts), Presented(files, lambda: page), report=report)
         line.tell(one_line(f"Results: {out}/{', '.join(written)}"))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from .command_line import Inserting, SignedOutcome, option
+from .command_line import Inserting, option
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 
@@ -11,7 +11,7 @@ from .run_folder import Computed, Kept, Presented, Report, program, shown_attent
 class Options(Inserting):
     doses: str = option("1,2,4,8,16,32,55,70,110", "Numbers of inserted tokens, increasing.")
     layer: int = option(0, "The layer whose heads are read, zero-based.", min=0)
-    outcome: SignedOutcome = "answer_logprob"
+    outcome: str = "answer_logprob"
     out: Path = Path("results/dose_response")
 
 

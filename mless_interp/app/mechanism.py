@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..prompts.conditions import CONTRASTS, as_words
-from .command_line import Inserting, SignedOutcome, option
+from .command_line import Inserting, option
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 DRAWN = ("content", "held")
@@ -20,7 +20,7 @@ class Options(Inserting):
     )
     control: bool = option(True, "Compare lambda with random words of the same length.", "--control/--no-control")
     direction: Literal["denoising", "noising"] = option("noising", "Mediation: add the parts, or take them away.")
-    outcome: SignedOutcome = "answer_logprob"
+    outcome: str = "answer_logprob"
     c: float = option(0.13, "Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.", min=1e-9)
     out: Path = Path("results/mechanism")
 

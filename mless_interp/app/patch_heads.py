@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.arguments import Arguments, count_of, one_of
 from ..prompts.conditions import CONTRASTS, LOCATED, as_words
 from ..prompts.problems import Problem
-from .command_line import LIMITS, NAMES, Contrast, Edit, Outcome, Pairing, option
+from .command_line import LIMITS, NAMES, Pairing, option
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 if TYPE_CHECKING:
     from ..answers import AccuracyResults
 
-"""How many, by mode, where nothing else is asked for."""
 N_RANDOM_SETS = 5
 """Random sets that answers are compared with, at most: each costs an answer per problem."""
 N_SHOWN = 4
@@ -31,10 +30,10 @@ class Options(Pairing):
     by: str | None = None
     layers: str | None = None
     heads: str | None = None
-    contrast: Contrast = option("content", f"{as_words(CONTRASTS)}. To locate: {', '.join(LOCATED)}.")
+    contrast: str = option("content", f"{as_words(CONTRASTS)}. To locate: {', '.join(LOCATED)}.", of="contrasts")
     direction: Literal["denoising", "noising"] | None = option(None, "sweep: clean into corrupted, or the reverse.")
-    edit: Edit | None = option(None, "sweep: what is patched. [default: z]")
-    outcome: Outcome = option("answer_logprob", "Outcome to measure; kl and kl_last only for sweeps.")
+    edit: str | None = option(None, "sweep: what is patched. [default: z]", of="edits")
+    outcome: str = option("answer_logprob", "Outcome to measure; kl and kl_last only for sweeps.", of="outcomes")
     out: Path = Path("results/locate")
 
     def parts(self) -> list[tuple[Problem, ...]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.arguments import Arguments, count_of
 from ..prompts.problems import Problem
-from .command_line import REQUIRED, Loading, Rows, Saving, Template, is_file, is_model, option, problems_of
+from .command_line import REQUIRED, Loading, Rows, Saving, is_file, is_model, option, problems_of
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Options(Loading, Saving):
         callback=is_file,
     )
     limit: int = option(32, "Number of problems; the paper's figures probably show one.", min=1)
-    template: Template = option("raw", "raw, raw_as_sent, text or chat.")
+    template: str = option("raw", "raw, raw_as_sent, text or chat.", of="templates")
     n_tokens: int = option(55, "Length of the insertion in tokens.", min=1)
     rows: Rows = option("shared", "Rows averaged over: shared, or all (probably the paper's).")
     answers: bool | None = option(

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
+from typer import Argument
 
 from ..core.arguments import Arguments, beside, count_of, nearest
 from ..core.heads import Head
@@ -78,11 +79,9 @@ class Kept:
         from ..views.report import Report
 
         n, n_fresh = count_of(self.run["n_problems"], "problem"), self.run.get("n_fresh")
+        n += f" + {n_fresh} fresh" if n_fresh else ""
         asked = [title_of(self.run["model"]["name"]), found.settings.get("insertion"), n]
-        question = (
-            f"{question} {', '.join(str(each) for each in asked if each)}{f' + {n_fresh} fresh' if n_fresh else ''}."
-        )
-        return Report(title, question, found.headline())
+        return Report(title, f"{question} {', '.join(str(each) for each in asked if each)}.", found.headline())
 
     def view(self, page: Report, name: str = "attention", *, heading: str) -> Report:
         """Return the page with the attention that is shown under this name, if any is, folded."""
@@ -195,8 +194,13 @@ def read(folder: Path) -> Kept:
     return Kept(results, shown, run)
 
 
-def show_again(folder: Path) -> None:
-    """Make tables, pictures and page of a run's folder again; of one that ended before they were made, now."""
+@line.plain_warnings()
+def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a run, finished or not.")]) -> None:
+    """Make pictures, tables and report.html again from what a run computed and kept.
+
+    Nothing is computed and no model is loaded. DIR is the --out of a run; where its pictures could not be made (an error in
+    one, a full disk), they are made now, and DIR appears.
+    """
     asked = line.Saving(out=folder)
     waiting, shown = ((place / RUN).read_bytes() if (place / RUN).is_file() else b"" for place in (asked.kept, folder))
     whole = waiting in (b"", shown)  # else a newer run waits, beside the one that it replaces

@@ -9,7 +9,7 @@ import typer
 
 from ..core.arguments import Arguments
 from . import INCLUDED
-from .command_line import MODEL_HELP, Asking, Backend, Template, argument, is_file, is_model, option, tell
+from .command_line import MODEL_HELP, Asking, argument, is_file, is_model, option, tell
 from .run_folder import Computed, Kept, Presented, Report, program
 
 
@@ -31,11 +31,13 @@ class Options(Asking):
         metavar="STUDY",
         callback=_listed,
     )
-    backend: Backend = option("bridge", "bridge or nnsight (answers with a cache), hooked_transformer, auto.")
+    backend: str = option(
+        "bridge", "bridge or nnsight (answers with a cache), hooked_transformer, auto.", of="backends"
+    )
     model: str | None = option(None, f"{MODEL_HELP} [default: the file's]", callback=is_model)  # type: ignore[assignment]
     problems: str | None = option(None, "'demo', 'math500', .jsonl or .txt. [default: the file's]", callback=is_file)
     limit: int | None = option(None, "Number of problems to measure, from the first one. [default: the file's]", min=2)  # type: ignore[assignment]
-    template: Template | None = option(None, "raw, raw_as_sent, text or chat. [default: the file's]")  # type: ignore[assignment]
+    template: str | None = option(None, "raw, raw_as_sent, text or chat. [default: the file's]", of="templates")  # type: ignore[assignment]
     confirm: int | None = option(None, "Fresh problems that named heads are tested on. [default: the file's]", min=0)
     answers: int | None = option(None, "Number of problems to answer; 0: none. [default: the file's]", min=0)
     n_tokens: int | None = option(None, "Length of insertions that are counted in tokens. [default: the file's]", min=1)
