@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.arguments import one_of
 from .command_line import LIMITS, Asking, chosen_insertion, chosen_names, chosen_place, option
-from .run_folder import Computed, Kept, Presented, Report, program
+from .run_folder import Computed, Kept, Presented, program
 
 if TYPE_CHECKING:
     from ..answers import Treatment
@@ -104,13 +104,10 @@ def present(kept: Kept) -> Presented:
     files["accuracy.png"] = picture = views.accuracy_bars(found)
     if len(found.treatments) > 1:
         files["comparisons.csv"] = found.compare_all().to_frame()
-
-    def page() -> Report:
-        question = f"Does any of {', '.join(found.treatments)} change the answers?"
-        caption = "Share of right answers by treatment, with 95 % intervals over problems."
-        return kept.page("Accuracy under insertions", question, found).result(found, pictures={caption: picture})
-
-    return Presented(files, page)
+    question = f"Does any of {', '.join(found.treatments)} change the answers?"
+    page = kept.page("Accuracy under insertions", question, found)
+    caption = "Share of right answers by treatment, with 95 % intervals over problems."
+    return Presented(files, lambda: page.result(found, pictures={caption: picture}))
 
 
 app = program("accuracy", compute, present)

@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..core.arguments import one_of
 from ..prompts.conditions import CONTRASTS, OF_CIRCUITS, as_words
 from ..prompts.problems import Problem
 from .command_line import LIMITS, MODEL_HELP, Pairing, argument, chosen_names, is_model, option
 from .run_folder import Computed, Kept, Presented, Report, program
-
-if TYPE_CHECKING:
-    from ..circuits.circuit import Circuit
 
 N_CONFIRM = 64
 """Fresh problems where nothing else is asked for."""
@@ -96,13 +93,7 @@ DRAWN = {
     "sets": "Sets of heads: only these see the span, or only these do not, head by head.",
     "transfer": "Prompts without the insertion, with the heads edited as the insertion edits them.",
 }
-"""The caption of a part's picture."""
-
-
-def pictures_of(circuit: "Circuit") -> dict[str, Any]:
-    """Return the picture of each part; none of edges where there are none, which the part's answer says."""
-    graphs = ("edges", "sufficient")
-    return {name: part.plot() for name, part in circuit.parts().items() if name not in graphs or not part.why_none()}
+"""The caption of each part's picture, in the order of the page."""
 
 
 def present(kept: Kept) -> Presented:
@@ -110,9 +101,11 @@ def present(kept: Kept) -> Presented:
     from .. import views
 
     circuit = kept.results["Circuit"]
-    pictures = pictures_of(circuit)
+    parts, graphs = circuit.parts().items(), ("edges", "sufficient")
+    # of edges none where there are none, which the part's answer says
+    pictures = {name: part.plot() for name, part in parts if name not in graphs or not part.why_none()}
     files: dict[str, object] = {f"{name}.png": picture for name, picture in pictures.items()}
-    files |= {f"{name}.csv": part.table() for name, part in circuit.parts().items()}
+    files |= {f"{name}.csv": part.table() for name, part in parts}
     if (located := circuit.located) is not None:
         files |= {"heads.csv": located.table(), "head_map.png": views.head_map(located)}
     if circuit.edges is not None:
@@ -125,7 +118,7 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
     from .. import views
     from ..circuits.circuit import PARTS as HEADINGS
 
-    circuit: Circuit = kept.results["Circuit"]
+    circuit = kept.results["Circuit"]
     question = "Which heads carry the insertion's effect, on which parts do they act, where, and through which inputs?"
     page, located = kept.page("From heads to a circuit", question, circuit), circuit.located
     if located is not None:
@@ -134,13 +127,14 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
         page = page.folded("Median effects of heads", effects)
         if not circuit.heads:
             page = page.sentence("No head is named, so no circuit was measured.")
-    headings = {"edges": HEADINGS["edges"], "sufficient": "Which edges suffice"}
-    for name, heading in ({"direct": HEADINGS["direct"]} | headings | HEADINGS).items():
+    headings = HEADINGS | {"sufficient": "Which edges suffice"}
+    for name, caption in DRAWN.items():
+        heading = headings[name]
         if (part := getattr(circuit, name)) is not None:
-            drawn = {DRAWN[name]: pictures[name]} if name in pictures else {}
+            drawn = {caption: pictures[name]} if name in pictures else {}
             page = page.heading(heading).answered(part.headline())
             if name == "edges" and drawn:
-                page, drawn = page.figure(pictures[name], DRAWN[name]), {}
+                page, drawn = page.figure(pictures[name], caption), {}
             rest = replace(page.blank(), answer=part.headline()).result(part, heading=None, pictures=drawn)
             words = "Picture, table and words" if drawn else "Table and words"
             page = page.sentence(*part.caveats()).folded(words, rest)

@@ -306,7 +306,9 @@ class Inserting(Asking):
     def filler(self, **changes: object) -> "Insertion":
         """Return the insertion that was asked for."""
         given = self.chosen("n_tokens", "seed", "place") | changes
-        return chosen_insertion(self.insertion, self.unit, **given, pool=lambda: self.first(None))
+        if self.insertion == "other_questions":
+            given["problems"] = self.first(None)  # what it draws from
+        return chosen_insertion(self.insertion, self.unit, **given)
 
     def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
         """Return the model and the pairs of each part of the problems; refuse a wrong insertion before the model is loaded."""
@@ -377,11 +379,8 @@ def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[
 def plain_warnings() -> Iterator[None]:
     """Show warnings as one line each, without the file and the line that they come from."""
 
-    def show(message: Warning | str, *rest: object) -> None:
-        sys.stderr.write(f"warning: {visible(' '.join(str(message).split()))}\n")
-
     with warnings.catch_warnings():
-        warnings.showwarning = show  # type: ignore[assignment]
+        warnings.showwarning = lambda said, *_: sys.stderr.write(f"warning: {visible(' '.join(str(said).split()))}\n")  # type: ignore[assignment]
         yield
 
 
@@ -521,13 +520,10 @@ def chosen_place(place: str) -> Arguments:
     return found
 
 
-def chosen_insertion(
-    kind: str, unit: str | None, *, place: str, pool: Callable[[], tuple[Problem, ...]] = tuple, **options: Any
-) -> "Insertion":
-    """Return the insertion of `--insertion`, `--unit` and `--place`; `pool` gives what `other_questions` draws from."""
+def chosen_insertion(kind: str, unit: str | None, *, place: str, **options: Any) -> "Insertion":
+    """Return the insertion of `--insertion`, `--unit` and `--place`."""
     from ..prompts.insertions import Insertion
 
-    options |= {"problems": pool()} if kind == "other_questions" else {}
     return Insertion.named(kind, unit=unit, **options, **chosen_place(place))
 
 

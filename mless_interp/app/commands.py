@@ -16,9 +16,8 @@ from ..runtime.text_safety import WIDTH, one_line
 from . import command_line as line
 from .run_folder import MOST_LINES, Kept, Presented, check_run, read, write
 
-NOT_PLANNED = {field.name for field in dataclasses.fields(line.Saving)} - {"seed"} | {
-    *("tf32", "device_map", "max_memory", "offload_folder", "quantization_config")
-}
+NOT_PLANNED = set("tf32 device_map max_memory offload_folder quantization_config".split())
+NOT_PLANNED |= {field.name for field in dataclasses.fields(line.Saving)} - {"seed"}
 """Options of other commands that make no difference to a plan."""
 PLACE_OF_A_RUN = "out report shard wait workers gpus_per_worker address overwrite no_progress".split()
 """Options that only say where a run computes, how it begins and what it writes: numbers do not depend on them."""

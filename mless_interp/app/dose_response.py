@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .command_line import Inserting, option
-from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
+from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +45,14 @@ def compute(options: Options) -> Computed:
 def present(kept: Kept) -> Presented:
     """Make the tables, the picture, and the page."""
     found = kept.results["DoseResponse"]
-    picture = found.plot()
-
-    def page() -> Report:
-        what = f"attention in layer {found.layer} (zero-based) and {kept.options['outcome']}"
-        asked = f"How do {what} depend on how many tokens are inserted ({kept.options['doses']})?"
-        caption = "Left and middle: each head of the layer. Right: what it does to the outcome."
-        made = kept.page("Dose and response", asked, found).result(found, pictures={caption: picture})
-        return kept.view(made, heading="Attention of the heads that read the span most")
-
+    what = f"attention in layer {found.layer} (zero-based) and {kept.options['outcome']}"
+    asked = f"How do {what} depend on how many tokens are inserted ({kept.options['doses']})?"
+    page, picture = kept.page("Dose and response", asked, found), found.plot()
+    caption = "Left and middle: each head of the layer. Right: what it does to the outcome."
+    view = "Attention of the heads that read the span most"
     files = {"slopes.csv": found.table(), "outcomes.csv": found.outcome_table(), "doses.parquet": found.to_frame()}
-    return Presented(files | {"dose_response.png": picture}, page)
+    files |= {"dose_response.png": picture}
+    return Presented(files, lambda: kept.view(page.result(found, pictures={caption: picture}), heading=view))
 
 
 app = program("dose_response", compute, present)

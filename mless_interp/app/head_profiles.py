@@ -1,16 +1,14 @@
 """`mless-interp profiles`: how much attention every token receives with and without an insertion, head by head."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.arguments import one_of, several_of
 from ..prompts.conditions import CONDITIONS, as_words
 from .command_line import NAMES, Inserting, Rows, chosen_names, option
-from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
-
-if TYPE_CHECKING:
-    from ..scores import HeadScores
+from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 N_DRAWN = 3
 """The most collapsed heads, whose attention is drawn."""
@@ -47,19 +45,15 @@ def compute(options: Options) -> Computed:
     model, (pairs,) = options.begin(questions)
     heads = options.heads_of((model.info.n_layers, model.info.n_heads))
     common = options.common | {"conditions": conditions, "rows": options.rows}
-
-    def scored(of: Any, name: str) -> "HeadScores":
-        return score_heads(
-            of, pairs, heads=heads, metrics=asked, checkpoint=options.partial / f"{name}.jsonl", **common
-        )
-
-    found = scored(model, "scores")
+    scored = partial(score_heads, heads=heads, metrics=asked, **common)
+    found = scored(model, pairs, checkpoint=options.partial / "scores.jsonl")
     by = "collapse_relative" if "collapse_relative" in found.metrics else found.metrics[0]
     drawn = found.top(by, N_DRAWN)["label"].tolist()
     profile = attention_profile(model, pairs, heads=drawn, checkpoint=options.partial / "profile.jsonl", **common)
     for seed in range(options.twins):
         options.say(f"untrained twin {seed + 1} of {options.twins} ...")
-        found = replace(found, twins=(*found.twins, scored(untrained_twin(model, seed), f"scores-twin-{seed}")))
+        twin = scored(untrained_twin(model, seed), pairs, checkpoint=options.partial / f"scores-twin-{seed}.jsonl")
+        found = replace(found, twins=(*found.twins, twin))
     results = {"HeadScores": found, "AttentionProfile": profile}
     return Computed(results, model, pairs, shown_attention(model, pairs, drawn))
 
@@ -71,18 +65,14 @@ def present(kept: Kept) -> Presented:
     found, profile = kept.results["HeadScores"], kept.results["AttentionProfile"]
     picture = views.profiles(profile)
     files = {"heads.csv": found.table(), "scores.parquet": found.to_frame(), "curves.csv": profile.curves()}
-    files |= {"profile.png": picture}
+    files["profile.png"] = picture
     if "collapse_relative" in found.metrics:
         files["collapse.png"] = views.head_map(found, value="collapse_relative")
-
-    def page() -> Report:
-        question = f"How much attention does each token receive, conditions {', '.join(found.conditions)}?"
-        caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
-        made = kept.page("What attention heads do with inserted tokens", question, found)
-        made = made.result(found, pictures={caption: picture})
-        return kept.view(made, heading="Attention of the largest heads")
-
-    return Presented(files, page)
+    question = f"How much attention does each token receive, conditions {', '.join(found.conditions)}?"
+    page = kept.page("What attention heads do with inserted tokens", question, found)
+    caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
+    view = "Attention of the largest heads"
+    return Presented(files, lambda: kept.view(page.result(found, pictures={caption: picture}), heading=view))
 
 
 app = program("head_profiles", compute, present)

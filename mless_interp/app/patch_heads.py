@@ -65,8 +65,7 @@ def compute(options: Options) -> Computed:
     """Patch attention heads, one at a time and exactly, and rank them by the share of the insertion's effect they carry.
 
     Writes heads.csv (a row per head), patches.parquet (a row per problem and head), head_map.png, attention.html (offline;
-    the top heads with and without the insertion); with --answers also answers.csv and
-    completions.jsonl.
+    the top heads with and without the insertion); with --answers also answers.csv and completions.jsonl.
     """
     parts = options.parts()
     from ..answers import evaluate_accuracy

@@ -29,7 +29,7 @@ from ..models.load_options import BACKENDS, DTYPES, INDEX, WEIGHTS, document, fi
 from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
 from ..patching.knockouts import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
-from ..patching.prepared import Prepared, fit_pairs, prepare, units_of
+from ..patching.prepared import fit_pairs, prepare, units_of
 from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
@@ -211,7 +211,7 @@ class _Work:
     def memory(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Return the bytes of each part at its largest; "loading": a second copy where a HookedTransformer is made."""
         info, dtype, backend = self.shape.info, chosen["dtype"], chosen["backend"]
-        size, weights = bytes_of(dtype), self.shape.weights(dtype)
+        size, weights = getattr(torch, dtype).itemsize, self.shape.weights(dtype)
         place = "cpu" if chosen["device"] == "cpu" else "cuda"
         longest = max(self.pairs, key=lambda pair: len(pair.inserted)).answered(self.outcome.appended)
         length = changed = len(longest.inserted)
@@ -239,7 +239,7 @@ class _Work:
 
     def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Return the seconds of each part, from real runs of it on a few problems."""
-        began, n = time.perf_counter(), len(self.pairs)
+        began, n, quiet = time.perf_counter(), len(self.pairs), RunOptions(progress=False)
         how: Arguments = {name.replace("attention", "attn_implementation"): value for name, value in chosen.items()}
         model = load_model(self.shape.info.name, **how)
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
@@ -253,8 +253,8 @@ class _Work:
         match self.what:
             case "accuracy":
                 some, treatments = [pair.problem for pair in self.pairs[: self.batch]], (None, self.pairs[0].insertion)
-                quiet: Arguments = {"template": self.template, "progress": False}
-                asked = partial(answers.evaluate_accuracy, model, some, treatments, **quiet)
+                how = {"template": self.template, "progress": False}
+                asked = partial(answers.evaluate_accuracy, model, some, treatments, **how)
                 of_batch = extrapolated(lambda eights: asked(max_new_tokens=8 * eights), self.new_tokens / 8, sizes=2)
                 return parts | {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
             case "profiles":
@@ -264,7 +264,13 @@ class _Work:
                 parted = partial(mechanism.decompose_attention, control="random_sentence")
                 mediated = partial(mechanism.mediate, outcome=self.outcome.name)
                 return parts | {"mechanism of all heads": spent(n, parted, mechanism.activation_shift, mediated)}
-        sweep = sweep_seconds(prepare(model, self.pairs, self.outcome))
+        one = prepare(model, self.pairs, self.outcome).only([self.pairs.index(usual[0])])
+
+        def swept(per_layer: int) -> None:
+            some = [head for head in heads if head.head < per_layer]
+            sweep_heads(one, {"sweep": Sweep.named()}, some, options=quiet)
+
+        sweep = n * extrapolated(swept, model.info.n_heads)
         if self.what == "sweep":
             return parts | {"an exact sweep of all heads": sweep}
         four = (0.5 if self.what == "circuit" else 1.0) * 4 * sweep  # of a circuit half of the problems are fresh
@@ -274,8 +280,7 @@ class _Work:
             wanted = ["direct", "edges", "sites", "positions", "writes"]
             traced = partial(trace_circuit, heads=some_heads, parts=wanted, mlps="all", outcome=self.outcome.name)
             parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = spent(n // 2, traced)
-            one, gates = prepare(model, self.pairs[:1], self.outcome), gate_row(some_heads, model.info)[None]
-            how = {"label": "sets", "settings": {}, "options": RunOptions(progress=False)}
+            gates, how = gate_row(some_heads, model.info)[None], {"label": "sets", "settings": {}, "options": quiet}
             sets = extrapolated(lambda count: gated_outcomes(one, torch.cat([gates] * count), **how), N_SETS)
             parts["sets of heads"] = n // 2 * sets
         return parts
@@ -372,7 +377,8 @@ class Shape:
 
     def weights(self, dtype: str) -> float:
         """Return the bytes of all weights in this precision, those that are quantised by their bits."""
-        return (self.n_parameters - self.n_quantised) * bytes_of(dtype) + self.n_quantised * self.bits / 8
+        whole, packed = self.n_parameters - self.n_quantised, self.n_quantised * self.bits / 8
+        return whole * getattr(torch, dtype).itemsize + packed
 
     def operations(self, length: int, *, positions: float | int, read: float | int, layers: float = 1.0) -> float:
         """Return the floating-point operations (two for a product and its sum) of so many positions that see up to `length`
@@ -380,18 +386,6 @@ class Shape:
         info = self.info
         each = 2 * self.active + 2 * info.n_heads * ((info.d_key or info.d_head) + info.d_head) * length
         return layers * info.n_layers * positions * each + 2.0 * read * info.d_model * info.d_vocab
-
-
-def sweep_seconds(prepared: Prepared) -> float:
-    """Return the seconds of an exact sweep of all heads, from some heads of each layer on a problem of usual length."""
-    rows, info = np.array([len(pair.inserted) - pair.spans[0][1] for pair in prepared.pairs]), prepared.model.info
-    usual = prepared.only([int(np.argmin(np.abs(rows - rows.mean())))])
-
-    def run(per_layer: int) -> None:
-        some = [head for head in info.heads if head.head < per_layer]
-        sweep_heads(usual, {"sweep": Sweep.named()}, some, options=RunOptions(progress=False))
-
-    return len(rows) * extrapolated(run, info.n_heads)
 
 
 def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int = 1) -> float:
@@ -419,7 +413,3 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
-
-
-def bytes_of(dtype: str) -> int:
-    return int(getattr(torch, dtype).itemsize)

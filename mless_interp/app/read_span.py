@@ -26,10 +26,8 @@ def compute(options: Options) -> Computed:
     from ..mechanism import read_span
 
     model, (pairs,) = options.begin(questions)
-    file = options.partial / "readings.jsonl"
-    return Computed(
-        {"SpanReadings": read_span(model, pairs, what=options.what, checkpoint=file, **options.common)}, model, pairs
-    )
+    found = read_span(model, pairs, what=options.what, checkpoint=options.partial / "readings.jsonl", **options.common)
+    return Computed({"SpanReadings": found}, model, pairs)
 
 
 def present(kept: Kept) -> Presented:

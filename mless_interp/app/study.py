@@ -7,7 +7,6 @@ from typing import Any
 
 import typer
 
-from ..core.arguments import Arguments
 from . import INCLUDED
 from .command_line import MODEL_HELP, Asking, argument, is_file, is_model, option, tell
 from .run_folder import Computed, Kept, Presented, Report, program
@@ -57,14 +56,12 @@ def compute(options: Options) -> Computed:
 
     changes = options.chosen(*"model problems limit template confirm answers n_tokens".split())
     study = read_study(options.file).with_changes(**changes, seeds=None if options.seed is None else (options.seed,))
-    of_study: Arguments = {name: getattr(study, name) for name in ("model", "problems", "template")}
-    whole = replace(options, limit=study.n_problems, **of_study)
+    whole = replace(options, model=study.model, problems=study.problems)
     questions = whole.first(study.n_read)
     study.check_enough(questions)
     model = whole.load()
-    found = run_study(
-        study, model=model, problems=questions, checkpoint=options.partial, progress=not options.no_progress
-    )
+    progress = not options.no_progress
+    found = run_study(study, model=model, problems=questions, checkpoint=options.partial, progress=progress)
     first = pairs_of(study, model, questions)
     shown = {f"prompt_{at}": ShownPrompt.of(model, pairs[0]) for at, pairs in enumerate(first.values())}
     facts = {"study": study.title, "source": study.source, "n_problems": len(found.problem_ids)}
