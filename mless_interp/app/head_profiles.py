@@ -31,9 +31,8 @@ def compute(options: Options) -> Computed:
     Writes heads.csv (a row per head), scores.parquet (a row per problem, head and metric), curves.csv and profile.png (received
     attention per token), collapse.png (a map of all heads).
     """
-    conditions, metrics = chosen_names(options.conditions), options.metrics
-    several_of(conditions, CONDITIONS, "condition")
-    asked: Any = metrics if metrics in (None, "all", "sinks") else chosen_names(metrics or "")
+    conditions = several_of(chosen_names(options.conditions), CONDITIONS, "condition")
+    asked: Any = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
     for metric in asked if isinstance(asked, tuple) else ():
         one_of(metric.removesuffix("_last"), NAMES["metrics"], "metric")
     questions = options.questions()
@@ -45,7 +44,7 @@ def compute(options: Options) -> Computed:
     model, (pairs,) = options.begin(questions)
     heads = options.heads_of((model.info.n_layers, model.info.n_heads))
     common = options.common | {"conditions": conditions, "rows": options.rows}
-    scored = partial(score_heads, heads=heads, metrics=asked, **common)
+    scored: Any = partial(score_heads, heads=heads, metrics=asked, **common)
     found = scored(model, pairs, checkpoint=options.partial / "scores.jsonl")
     by = "collapse_relative" if "collapse_relative" in found.metrics else found.metrics[0]
     drawn = found.top(by, N_DRAWN)["label"].tolist()
