@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
 from matplotlib.spines import Spine
 from matplotlib.text import Annotation
 
@@ -48,6 +50,22 @@ def skewed() -> Any:
     return replace(small.traced(16), cells=edges, total=total, values=values)
 
 
+def large() -> Any:
+    """30 heads in each of 16 layers, each with an effect of its own."""
+    heads = tuple(mi.Head(layer, head) for layer in range(16) for head in range(30))
+    values = np.linspace(-0.5, 1, 480).reshape(16, 30) + small.spread(4)[:, None, None]
+    return replace(small.patched(), heads=heads, patched=values)
+
+
+def wide() -> Any:
+    """25 edges from 5 heads into 5 heads, whose places lie side by side."""
+    edges = tuple(mi.Edge.parse(f"L0H{a} -> L1H{b}") for a in range(5) for b in range(5))
+    values = np.linspace(-0.3, 0.6, 25) + 0.01 * small.spread(16)[:, None]
+    return replace(small.traced(16), cells=edges, values=values)
+
+
+MANY = pd.DataFrame({"model": "m", "treatment": [f"t{at}" for at in range(7)], "percent": np.linspace(5, 60, 7)})
+MANY = MANY.assign(low=NAN, high=NAN, n=9)
 PICTURES: dict[str, Callable[[], Any]] = {
     name: lambda make=make: make().plot()  # type: ignore[misc]
     for name, make in small.RESULTS.items()
@@ -58,6 +76,10 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "head_map, 4 problems": lambda: views.head_map(small.patched(4), value="median"),
     "head_map, doses": lambda: views.head_map(small.doses()),
     "head_map, a metric": lambda: views.head_map(small.scored(), value="span_mass", top=1, limit=0.7),
+    "head_map, large": lambda: views.head_map(large()),
+    "forest, large": lambda: views.forest(large()),
+    "path_graph, wide": lambda: views.path_graph(wide()),
+    "bars_of_models, many": lambda: views.bars_of_models(MANY, "printed"),
     "forest, a column": lambda: views.forest(small.patched(12), value="median", top=4),
     "forest, chosen heads": lambda: views.forest(small.located(), heads=["L1H0", "L0H0"]),
     "summary_plot": lambda: views.summary_plot(small.answered(n=20).compare_all(), top=2),
@@ -108,6 +130,7 @@ def page_of(result: Any, **options: Any) -> str:
     for each in view:
         page = page.view(each).prompt(ShownPrompt("c", "before", "/ /", "after"))
     run = {"repeat": "", "command": ["a b", 1], "list": [1.5, True, None], "long": list(range(13)), "in": {"x_y": {}}}
+    run |= {"twelve": list(range(12)), "pairs": [[1], {}], "of": 1234567.89, "no": False}
     whole = page.answered("So.").provenance(run).page()
     return re.sub(r"<(style|script)\b.*?</\1>|sha256-[\w+/=]+", "", whole, flags=re.DOTALL)
 
@@ -152,7 +175,7 @@ def plain(value: Any) -> str:
         return f"{value + 0.0:.4g}"
     if isinstance(value, tuple | list):
         return f"({' '.join(map(plain, value))})"
-    return getattr(value, "name", type(value).__name__)
+    return getattr(value, "name", type(value).__name__) + (f" {value.pad:g}" if hasattr(value, "pad") else "")
 
 
 def coloured(value: Any) -> str:
@@ -173,7 +196,12 @@ def told(artist: Artist) -> str:
             continue
         said.append(f"{name} {coloured(get()) if name.endswith('color') else plain(get())}")
     if isinstance(artist, Annotation) and artist.arrow_patch is not None:
-        said.append(f"from {plain(artist.xyann)} to {plain(artist.xy)}: {told(artist.arrow_patch)}")
+        ends = plain((artist.arrow_patch.shrinkA, artist.arrow_patch.shrinkB))
+        said.append(f"from {plain(artist.xyann)} to {plain(artist.xy)}, shrunk {ends}: {told(artist.arrow_patch)}")
+    if isinstance(artist, Line2D) and artist.is_dashed():
+        said.append(f"dashes {plain(artist._unscaled_dash_pattern[1])}")
+    if isinstance(artist, AxesImage):
+        said.append(f"middle {artist.norm(0):.4g}")
     if (box := getattr(artist, "get_bbox_patch", lambda: None)()) is not None:
         said.append(told(box))
     if hasattr(artist, "get_paths") and not hasattr(artist, "get_segments"):
@@ -193,7 +221,10 @@ def parts(axes: Axes) -> Iterator[str]:
             f"{labels}, {told(first)}"
         )
     colour = to_hex(axes.get_facecolor())
-    yield f"face {colour}, axis {axes.axison}, ratio {axes.get_aspect()}"
+    parts_of = axes.get_subplotspec()
+    heights = None if parts_of is None else parts_of.get_gridspec().get_height_ratios()
+    shrink = getattr(axes, "_colorbar_info", {}).get("shrink")
+    yield f"face {colour}, axis {axes.axison}, ratio {axes.get_aspect()}, heights {plain(heights)}, shrink {shrink}"
     said = (axes.patch, axes.title, axes._left_title, axes._right_title)  # type: ignore[attr-defined]
     for artist in axes.get_children():
         if not isinstance(artist, Axis | Spine | QuadMesh) and artist not in said:

@@ -64,12 +64,14 @@ def only(test: str, names: str) -> tuple[str, ...]:
 class Room:
     """Which files are changed (`file.py::name`: that function alone), and which tests must notice, those that take seconds.
 
-    `speaks_of`: a pattern of the lines that are changed; without, all of them.
+    `speaks_of`: a pattern of the lines that are changed; without, all of them. `leaves_out`: a pattern of functions that are
+    not, as their tests take minutes.
     """
 
     changed: tuple[str, ...]
     tests: tuple[str, ...]
     speaks_of: str = ""
+    leaves_out: str = "^$"
 
 
 OTHERS = "tests/models/test_architectures.py::test_"
@@ -195,7 +197,13 @@ ROOMS = {
         ),
     ),
     "paper": Room(("mless_interp/paper/*.py",), ("tests/paper", *only(TOLD, "ClaimChecks Enrichment"))),
-    "views": Room(("mless_interp/views/*.py",), ("tests/views/test_views.py",)),  # without those that need a browser
+    "views": Room(  # without those that need a browser
+        ("mless_interp/views/*.py",),
+        (
+            *files("views", "views circuitsvis"),
+            "tests/views/test_hostile_names.py::test_what_can_be_drawn_stays_as_it_is",
+        ),
+    ),
     "damaged files": Room(
         modules("runtime", "checkpoint folders store"),
         (
@@ -204,7 +212,11 @@ ROOMS = {
             "tests/fuzz/test_damaged_files.py::test_a_damaged_checkpoint_never_changes_a_number",
         ),
     ),
-    "runtime": Room(modules("runtime", "columns engines loop results text_safety"), ("tests/runtime",)),
+    "runtime": Room(
+        modules("runtime", "columns engines loop results text_safety"),
+        ("tests/runtime",),
+        leaves_out=r"engines\.(RayWorkers|_Worker|_pickled|_ray)\b",
+    ),
     "precision": Room(
         (
             *modules("models", "traced_ops"),
@@ -330,6 +342,7 @@ def possible(folder: Path, room: Room) -> list[Mutant]:
                 was, now = (" ".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+")
                 mutant = Mutant(get_mutant_name(path, name), was, now)
                 asked_for = not only or mutant.function.rpartition(".")[2] in only
+                asked_for = asked_for and not re.search(room.leaves_out, mutant.function)
                 if asked_for and re.search(room.speaks_of, mutant.was):
                     found.append(mutant)
     return found

@@ -69,7 +69,7 @@ class Decoding:
 
     def __post_init__(self) -> None:
         check_count(self.max_new_tokens, name="max_new_tokens")
-        if not 0 <= self.temperature < float("inf"):
+        if not 0 <= self.temperature < torch.inf:
             raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie above 0 and at most at 1, got {self.top_p}")
@@ -194,7 +194,7 @@ class CompletionEngine:
             )
 
 
-def sampled(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float = 1.0) -> Tensor:
+def sampled(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float) -> Tensor:
     r"""Return one token per row, by inverting the distribution function at one uniform number per row.
 
     $$ p = \operatorname{softmax}(\text{logits} / \text{temperature}), \qquad
@@ -205,16 +205,16 @@ def sampled(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float
 
     Source: nucleus sampling, Holtzman et al. (1904.09751).
 
-    >>> sampled(torch.tensor([[0.0, 0.0]] * 2), torch.tensor([0.4, 0.6]), temperature=1.0)
+    >>> sampled(torch.tensor([[0.0, 0.0]] * 2), torch.tensor([0.4, 0.6]), temperature=1.0, top_p=1.0)
     tensor([0, 1])
     """
     exact = torch.float32 if logits.device.type == "mps" else torch.float64
-    probabilities = torch.softmax(logits.to(exact) / temperature, -1)
+    probabilities = torch.softmax(logits.to(exact) / temperature, 1)
     if top_p < 1:
         ordered, order = probabilities.sort(descending=True, stable=True)
-        beyond = ordered.cumsum(-1) - ordered >= top_p
-        probabilities = probabilities.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
-    edges = probabilities.cumsum(-1)
+        beyond = ordered.cumsum(1) - ordered >= top_p
+        probabilities = probabilities.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), 0.0)
+    edges = probabilities.cumsum(1)
     total = edges[:, -1:]
     if not bool(torch.isfinite(total).all()):
         raise ValueError(NOT_NUMBERS)
@@ -224,7 +224,7 @@ def sampled(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float
 
 def check_finite(rows: Sequence[Row], logits: Tensor) -> None:
     """Raise `ValueError` where a row that goes on has NaN logits, of which a greedy choice would be token 0."""
-    broken = torch.isnan(logits.amax(-1)).tolist()
+    broken = torch.isnan(logits.amax(1)).tolist()
     named = [row.request.key for row, nan in zip(rows, broken, strict=True) if nan and row.stop is None]
     if named:
         raise ValueError(f"{named[0]!r}: {NOT_NUMBERS}")
@@ -234,7 +234,7 @@ def next_tokens(rows: Sequence[Row], logits: Tensor, decoding: Decoding) -> Tens
     """Return the next token of every row `[row]` from its logits `[row, vocab]`; rows that have stopped draw nothing."""
     check_finite(rows, logits)
     if decoding.temperature == 0:
-        return logits.argmax(-1)
+        return logits.argmax(1)
     uniform = torch.tensor([row.uniform() if row.stop is None else 0.0 for row in rows], dtype=torch.float64)
     return sampled(logits, uniform.to(logits.device), temperature=decoding.temperature, top_p=decoding.top_p)
 

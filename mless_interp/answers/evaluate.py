@@ -163,8 +163,7 @@ def check_answers(
     max_new_tokens: int | None = None,
 ) -> None:
     """Raise errors for all that `evaluate_accuracy`, asked the same, can refuse with a model, before anything is measured."""
-    chosen, asked = check_asked(treatments, max_new_tokens=max_new_tokens), _checked_problems(problems)
-    made = template_named(template)
+    chosen, asked, made = as_treatments(treatments), _checked_problems(problems), template_named(template)
     _ready(model, asked, chosen, made, engine="auto", max_new_tokens=max_new_tokens, complete=has_closed_box)
 
 

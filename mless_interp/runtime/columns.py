@@ -224,7 +224,7 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str)
 
     cells = []
     for value, pair in zip(values, zip(*ends, strict=True) if ends else repeat(()), strict=False):
-        row = min(4, max(0, 3 - math.floor(math.log10(max(1.0, _largest([value, *pair])))))) if large else decimals
+        row = max(0, 3 - math.floor(math.log10(max(1.0, _largest([value, *pair]))))) if large else decimals
         limits = f"[{', '.join(number(end, row) for end in pair)}]" if pair and not any(map(pd.isna, pair)) else ""
         undefined = pd.isna(value)
         cells.append(Cell(limits=limits) if undefined else Cell(f"{number(value, row)}{unit}", _key(value), limits))

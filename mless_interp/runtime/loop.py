@@ -229,7 +229,7 @@ class Bar(tqdm):
     monitor_interval = 0  # tqdm's thread, which redraws bars that skip updates, would outlive the run
 
 
-def progress_bar(total: int, label: str, *, enabled: bool = True) -> Bar:
+def progress_bar(total: int, label: str, *, enabled: bool) -> Bar:
     """Show `label 41 % 0:12 left` in one line, overwritten; a context whose `.update(n)` moves it. Silent unless `enabled`.
     On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other."""
     file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr

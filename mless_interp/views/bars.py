@@ -80,7 +80,7 @@ def activation_histograms(shift: ActivationShift, *, contrast: str | None = None
     title = f"{words_of(shift, 'model', 'insertion')}\n{where}, contrast {contrast}"
     name_axes(above, y="share of activations\nper unit", title=title)
     below.stairs(here["density_change"], edges, fill=True, color="0.45", hatch="//", edgecolor="white")
-    below.axhline(0, color="0.4", linewidth=0.8)
+    below.axhline(color="0.4", linewidth=0.8)
     name_axes(below, x="activation (the outer bins hold everything beyond)", y="after − before")
     return picture
 
@@ -107,7 +107,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
         axes.bar(at, height, 0.7, bottom, label=f"{way}: {told[number]}", **style)
         label = None if number else f"most problems show it (p < {found.level:.3g}, corrected)"
         axes.plot(at[sure], (bottom + height / 2)[sure], "*", label=label, **STAR)
-    axes.axhline(0, color="0.4", linewidth=0.8)
+    axes.axhline(color="0.4", linewidth=0.8)
     axes.plot(at, above + below, "D", color="black", markersize=4, label="both together: the head's effect")
     name_ticks(axes.xaxis, heads, rotation=45, ha="right")
     name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found))
@@ -140,7 +140,7 @@ def token_bars(found: HeadWrites, *, top: int = 5) -> Picture:
             for part, style in ((upper, styles[0]), (~upper, styles[1])):
                 axes.barh(places[part], amount[part], 0.75, **style)
             axes.errorbar(amount, places, xerr=spread, linestyle="none", color="black", linewidth=0.8, capsize=1.5)
-            axes.axvline(0, color="0.4", linewidth=0.8)
+            axes.axvline(color="0.4", linewidth=0.8)
             name_ticks(axes.yaxis, list(shown["token"]), places)
             axes.set_ylim(-0.7, max(len(shown), 1) - 0.3)
             axes.locator_params(axis="x", nbins=3)

@@ -126,7 +126,7 @@ def set_growth(found: MinimalSets) -> Picture:
         draw_series(axes, x, with_limits(table, "share"), 0, "problems of the search (band: its limits)")
         draw_series(axes, x, with_limits(table, "fresh_share"), 1, "fresh problems (band: its limits)")
         axes.axhline(found.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
-        axes.axhline(0, color="0.4", linewidth=0.8)
+        axes.axhline(color="0.4", linewidth=0.8)
         if each.sets and found.wholes[1].established:
             shares, at = np.asarray(found.wholes[1].share(each.random).estimate), len(table) - 0.5
             style: Style = {"color": GREY, "linewidth": 5, "solid_capstyle": "butt", "alpha": 0.7}
@@ -168,7 +168,7 @@ def dose_response(found: DoseResponse) -> Picture:
     for number, (contrast, name) in enumerate(names.items()):
         below: Style = {"linewidth": 4, "alpha": 0.5} if name == "total" else {}  # content alone may cover it
         draw_series(axes, doses, with_limits(table, contrast), number, name, **below)
-    axes.axhline(0, color="0.5", linewidth=0.8)
+    axes.axhline(color="0.5", linewidth=0.8)
     effect = f"insertion's effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})"
     name_axes(axes, y=effect, title=f"{words_of(found, 'model')}, bands: 95 % intervals over problems")
     for axes in places:

@@ -216,7 +216,7 @@ def draw_forest(
         axes.errorbar(values[0], at, xerr=reach_of(values), label=shortened(name), **line | style)
     for those, style in marks:
         axes.plot(series[0][1][0][those], places[those], linestyle="none", markersize=5, zorder=5, **style)
-    axes.axvline(0, color="0.4", linewidth=0.8)
+    axes.axvline(color="0.4", linewidth=0.8)
     name_ticks(axes.yaxis, rows, places, fontsize=8)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     for place in places[1:] + 0.5:

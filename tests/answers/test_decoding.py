@@ -53,7 +53,7 @@ def boxed(text: str) -> bool:
 
 def test_sampling_inverts_the_distribution_function_by_hand() -> None:
     logits = torch.log(torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64))
-    draw = lambda u, **options: int(sampled(logits, torch.tensor([u]), **{"temperature": 1.0, **options}))  # noqa: E731
+    draw = lambda u, **options: int(sampled(logits, torch.tensor([u]), **{"temperature": 1.0, "top_p": 1.0, **options}))  # noqa: E731
     assert [draw(u) for u in (0.0, 0.19, 0.21, 0.49, 0.51, 0.9999999999)] == [0, 0, 1, 1, 2, 2]
     # at temperature 1/2: squares, 0.04 / 0.38, 0.09 / 0.38, 0.25 / 0.38
     assert [draw(u, temperature=0.5) for u in (0.10, 0.11, 0.34, 0.35)] == [0, 1, 1, 2]
@@ -61,10 +61,12 @@ def test_sampling_inverts_the_distribution_function_by_hand() -> None:
     assert [draw(u, top_p=0.7) for u in (0.0, 0.37, 0.38, 0.99)] == [1, 1, 2, 2]
     assert [draw(u, top_p=0.5) for u in (0.0, 0.99)] == [2, 2]
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(4, 1)
-    drawn = sampled(logits, torch.tensor([0.0, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64), temperature=1.0)
+    drawn = sampled(logits, torch.tensor([0.0, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64), temperature=1.0, top_p=1.0)
     assert drawn.tolist() == [1, 3, 3, 3], "a token of probability zero is never drawn"
     with pytest.raises(ValueError, match="the model gave logits that are no numbers"):
-        sampled(torch.tensor([[0.0, torch.nan]]), torch.tensor([0.5]), temperature=1.0)
+        sampled(torch.tensor([[0.0, torch.nan]]), torch.tensor([0.5]), temperature=1.0, top_p=1.0)
+    halves = sampled(torch.zeros(1, 4), torch.tensor([0.99]), temperature=1.0, top_p=0.5)
+    assert halves.tolist() == [1], "the first two hold a half, the third is beyond"
 
 
 # ------------------------------------------------------------------------------------------------------ rows and batches
@@ -95,7 +97,11 @@ def test_a_row_stops_at_an_end_or_a_whole_text_or_its_length() -> None:
         accept_all([made], torch.tensor([1]), ended.extend)
         assert made.completion() == Completion(tuple(tokens), stop) and ended == [made] and made.ids == (0, *tokens)
     assert asked == ["b}", "ab}"], "asked after a closing brace alone"
-    assert Completion((1, 4), "eos").text(Spelling()) == "b" == Completion((1, 4), "length").text(Spelling())
+    special = Row(Request((0,), "r"), Decoding(9, complete=whole), Spelling())  # type: ignore[arg-type]
+    for token in (4, 1, 2):
+        special.accept(token)
+    assert special.stop == "box", "special tokens are no text"
+    assert Completion((1, 0), "eos").text(Spelling()) == "b" == Completion((1, 4), "length").text(Spelling())
 
 
 def test_rows_that_go_on_draw_their_own_numbers_and_need_numbers() -> None:
@@ -109,20 +115,39 @@ def test_rows_that_go_on_draw_their_own_numbers_and_need_numbers() -> None:
     first = [int(token) for token in next_tokens([row("a"), row("b")], flat, free)]
     uniform = [row(key).uniform() for key in "ab"]
     assert first == [int(0.9 * 1000 * each) for each in uniform] and uniform[0] != uniform[1]
+    assert uniform == pytest.approx([0.605770961264005, 0.2221485017485716]), (
+        "as ever: a seed gives the answers that it gave"
+    )
+    going.uniform = lambda: 0.5 - 2**-40  # type: ignore[method-assign]
+    assert next_tokens([going], torch.zeros(1, 2), free).tolist() == [0], "in float64"
     before = stopped._sampling.bit_generator.state
     next_tokens([row("a"), stopped], flat, free)
     assert stopped._sampling.bit_generator.state == before, "a row that has stopped draws nothing"
 
 
+@pytest.mark.parametrize("prefill_only", [False, True])
+def test_a_row_redraws_its_prompt_and_then_each_token(prefill_only: bool) -> None:
+    arm = ARM(0.5, 99.5, layers=(1,), prefill_only=prefill_only)
+    made, values = row(arm=arm), torch.linspace(-1, 1, 60).reshape(3, 20)
+    prompt = made.all_redrawn(values[:2], 1)
+    assert torch.equal(prompt, arm.redistribute(values[:2], generator=arm.generator("r", layer=1, step=0)))
+    made.accept(0)
+    last = arm.redistribute(values[2:], generator=arm.generator("r", layer=1, step=1))
+    expected = torch.cat([prompt, values[2:] if prefill_only else last])
+    assert torch.equal(made.all_redrawn(values, 1), expected) and made.redrawn(values.half(), 2).dtype == torch.half
+
+
 class Counting(CompletionEngine):
     """Gives every row one token, its prompt's length, and counts its batches."""
 
-    name = "counting"
+    name, most = "counting", 99
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Any) -> None:
+        if len(rows) > self.most:
+            raise MemoryError
         self.batches.append([row.request.key for row in rows])
         accept_all(rows, torch.tensor([len(row.request.prompt) for row in rows]), finished)
 
@@ -141,6 +166,10 @@ def test_batches_are_cut_by_length_as_if_nothing_was_kept(demo: Model) -> None:
     engine.rows_at_once = 3
     complete_all(demo, requests, Decoding(1), engine, batch_size=None, on_finished=told.extend)
     assert list(map(len, engine.batches)) == [3, 2]
+    engine.most = 1
+    complete_all(demo, requests, Decoding(1), engine, batch_size=None, on_finished=told.extend)
+    assert list(map(len, engine.batches)) == [3, 2, *[1] * 5], "fewer at once where memory ran out"
+    assert complete_all(demo, [], Decoding(1), Counting(), batch_size=None, on_finished=told.extend) == {}
     check_requests(demo, requests[:1], Decoding(508))
     with pytest.raises(
         ValueError, match="'r4': a prompt of 4 tokens and 509 new ones do not fit demo's context of 512"
@@ -165,6 +194,8 @@ def test_an_engine_is_chosen_and_what_it_or_a_model_cannot_do_is_said(demo: Mode
     bare.hf_model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[2, 3]), config=config)
     bare.tokenizer = SimpleNamespace(eos_token_id=1)
     assert decoding_for(bare, max_new_tokens=1).stop_ids == {1, 2, 3, 4}
+    bare.hf_model = SimpleNamespace(config=config)
+    assert decoding_for(bare, max_new_tokens=1).stop_ids == {1, 4}
     engine, hiding = Counting(), Decoding(1, knockout=(Head(0, 0),))
     with pytest.raises(ModelError, match="engine='counting' shows no heads of demo, .*'hugging_face' or engine='forw"):
         engine.check(demo, hiding)
@@ -178,7 +209,10 @@ def test_as_many_rows_run_at_once_as_memory_holds() -> None:
         certified().info, n_layers=10, n_heads=7, n_key_value_heads=4, d_head=50, d_model=300, d_mlp=1000, d_vocab=5000
     )
     # numbers: 10 * 2 * 4 * 50 * (100 + 60) of the cache, 100 * (8 * 300 + 4 * 1000 + 3 * 7 * 100) of the prompt
-    each = 640_000 + 850_000
+    each, without = 640_000 + 850_000, replace(info, d_mlp=None, dtype="float32", d_vocab=500_000)
+    assert rows_at_once(without, 10**9, longest=100, max_new_tokens=60) == int(
+        2.5e8 / ((each + 80_000) * 4 + 8_000_000)
+    )
     for dtype, size in (("float64", 8), ("float32", 4), ("bfloat16", 2)):
         for gpu, most, budget in ((None, 64, 2e9), (10**9, 256, 2.5e8), (10**12, 256, 2.5e11), (1, 256, 0)):
             rows = rows_at_once(replace(info, dtype=dtype), gpu, longest=100, max_new_tokens=60)
@@ -186,21 +220,6 @@ def test_as_many_rows_run_at_once_as_memory_holds() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- stopping
-
-
-def test_rows_stop_at_a_box_at_end_of_sequence_or_are_cut_off(demo: Model) -> None:
-    problems = load_problems("demo", limit=3)
-    requests = [Request(build_prompt(demo.tokenizer, problem).ids, problem.id) for problem in problems]
-    at_box = generate_completions(demo, requests, max_new_tokens=9, complete=boxed)
-    at_end = generate_completions(demo, requests, max_new_tokens=9)
-    cut = generate_completions(demo, requests, max_new_tokens=3, complete=boxed)
-    for problem in problems:
-        text = f"Answer : \\boxed{{ {problem.answer} }}"
-        assert at_box[problem.id].stop == "box" and at_box[problem.id].text(demo.tokenizer) == text
-        assert len(at_box[problem.id].tokens) == 5
-        assert at_end[problem.id].stop == "eos" and at_end[problem.id].text(demo.tokenizer) == text
-        assert at_end[problem.id].tokens[-1] == demo.tokenizer.eos_token_id
-        assert cut[problem.id].stop == "length" and cut[problem.id].text(demo.tokenizer) == "Answer : \\boxed{"
 
 
 def test_the_models_own_generation_config_lends_its_stop_ids_and_nothing_else(
@@ -226,6 +245,7 @@ def test_the_models_own_generation_config_lends_its_stop_ids_and_nothing_else(
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, got 0"),
         ({"top_p": 0.0}, "top_p must lie above 0 and at most at 1, got 0.0"),
+        ({"temperature": torch.inf}, "temperature must be 0 (greedy) or more, got inf"),
         ({"temperature": -0.5}, "temperature must be 0 (greedy) or more, got -0.5"),
         ({"engine": "tgi"}, "unknown engine 'tgi'; choose one of auto, hugging_face, forward, vllm"),
         ({"max_new_tokens": 511}, "'a': a prompt of 2 tokens and 511 new ones do not fit demo's context of 512"),

@@ -104,15 +104,20 @@ def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, probl
 
 
 def test_answers_are_as_long_as_the_context_leaves_and_what_a_model_cannot_do_is_said_before(
-    demo: Model, problems: tuple[Problem, ...]
+    demo: Model, problems: tuple[Problem, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = evaluate_accuracy(demo, problems[:2], [None, SLASHES], progress=False)
+    assert evaluate_accuracy(demo, problems[:2], [None], **QUICK | {"max_new_tokens": 3}).cut_off.all()
     longest = max(len(pair.inserted) for pair in make_pairs(demo, problems[:2], SLASHES))
     assert found.settings["max_new_tokens"] == 512 - longest
     cut = Treatment(Insertion.meaningless(" /", 4, before="system", after="question"), knockout=["L0H1"])
     for asked, message in ((ARM(0.1, 99.0, layers=(4,)), "layer 4 is out of range"), (cut, "in 2 blocks")):
         with pytest.raises(ValueError, match=message):
             evaluate_module.check_answers(demo, problems, [asked])
+    with pytest.raises(ValueError, match="511 new ones do not fit"):
+        evaluate_module.check_answers(demo, problems, None, max_new_tokens=511)
+    monkeypatch.setattr("mless_interp.answers.decoding.stop_ids_of", lambda _: frozenset())
+    evaluate_module.check_answers(demo, problems, None)  # it would stop at boxes
 
 
 def test_a_knockout_needs_a_span_whose_tokens_have_not_merged(
@@ -187,6 +192,7 @@ def test_another_question_or_answer_of_a_kept_problem_is_answered_and_graded_aga
     [
         (lambda: as_treatments(["mless"]), "None, an Insertion, an ARM or a Treatment, got 'mless'"),
         (lambda: as_treatments([Head(0, 1)]), "heads are knocked out with Treatment.insertion=..., knockout="),
+        (lambda: as_treatments([]), "there are no treatments"),
         (lambda: as_treatments([Treatment(SLASHES), Treatment(SLASHES)]), "is named twice"),
         (lambda: Treatment(knockout=["L0H1"]), "a knockout hides the inserted tokens from heads, so it needs"),
     ],

@@ -1,5 +1,6 @@
 """The one loop: the same numbers however a run is cut up, resumed, damaged or split; what ends it says what is kept."""
 
+import io
 import json
 import shlex
 import sys
@@ -21,7 +22,7 @@ from mless_interp.__main__ import app
 from mless_interp.runtime import loop
 from mless_interp.runtime.checkpoint import plain
 from mless_interp.runtime.engines import Shard, ShardDone, parts_of
-from mless_interp.runtime.loop import RunOptions, over_problems
+from mless_interp.runtime.loop import RunOptions, over_problems, progress_bar
 
 IDS = tuple("abcde")
 UNITS = ((0, 2), (1, 3), (4,))
@@ -248,3 +249,16 @@ def test_a_command_in_parts_ends_with_what_the_whole_one_writes(tmp_path: Path) 
     assert all(ours[name].equals(theirs[name]) for name in ours)
     assert not (tmp_path / ".here.partial").exists()
     assert json.loads((Path(here) / "run.json").read_text())["repeat"] == repeat
+
+
+def test_a_bar_says_in_one_line_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = type("Stream", (io.StringIO,), {"__module__": "ipykernel.iostream", "isatty": lambda self: True})()
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    for seconds in (2.0, 0.1):
+        with progress_bar(4, "a\nb", enabled=True) as bar:
+            bar.update(1)
+            assert (bar.mininterval, bar.miniters, bar.dynamic_ncols is not None, bar.pos) == (seconds, 1, True, 0)
+            assert str(bar).startswith(r"a\nb 25 % ") and str(bar).endswith(" left")
+        assert bar.fp.getvalue().endswith("\r") and r"a\nb 0 % ? left" in bar.fp.getvalue()
+        monkeypatch.setattr(sys, "stdout", notebook)
+    assert r"a\nb" in file.getvalue() and progress_bar(4, "a", enabled=False).disable

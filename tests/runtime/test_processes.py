@@ -77,6 +77,8 @@ def test_a_copy_that_is_killed_ends_the_run() -> None:
 
 def test_a_model_whose_passes_are_worth_more_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mless_interp.models.base.threads_for", lambda info: 2)
+    with pytest.raises(ValueError, match="^count must be 1 or more, got 0"):
+        mi.Processes(0)
     for engine in (mi.Processes(2), mi.Shard(0, 2, mi.Processes(2))):
         with pytest.raises(ValueError, match="are worth one thread"):
             asked().model.on(engine)

@@ -4,6 +4,7 @@ import csv
 import io
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as texts
 from small_results import RESULTS
 
-from mless_interp.runtime.columns import Table, TextTable, neutral
+from mless_interp.runtime.columns import ENDS, Column, Table, TextTable, column_of, neutral
 from mless_interp.runtime.text_safety import one_line, visible
 
 ACTS = "\x1b[31m\x1b]0;title\x07\b\r\x00\x7f\x9b31m\u202e\u2066\u2028\ud800\ufeff"
@@ -38,6 +39,45 @@ def test_texts_are_shown_by_their_codes() -> None:
     shown = TextTable.of(table, "")
     assert "\x1b" not in "".join(shown.lines()) and len(shown.lines()) == 3 and "x\\x1b[2J\\ny" in shown.lines()[1]
     assert "<i>" not in TextTable.of(pd.DataFrame({"<i>": ["<i>"]}), "").html()
+
+
+def test_columns_that_are_not_declared_mean_what_their_names_say() -> None:
+    for name, role in {"p_x": "p", "x_p": "p", "x_k": "of x_n", "x_n": "later", "x_control": "", "x": ""}.items():
+        assert column_of(name) == Column(name, name.replace("_", " "), role=role)
+    for end, meaning in ENDS.items():
+        role = "" if end == "_control" else "later"
+        assert column_of(f"layer{end}") == Column(f"layer{end}", f"layer {end[1:]}", f"zero-based{meaning}", role=role)
+
+
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+    ("role", "values", "ends", "shown"),
+    [
+        ("share", [0.5, -0.25, NAN, INF, 0.004], (), "50 %|-25 %|–|∞ %|0 %"),
+        ("points", [0.0123, 0.5, 0.0, 1e-5], (), "+1.2|+50.0|0.0|+0.001"),
+        ("points", [0.5, 0.25], ([0.4, 0.1], [0.6, 0.3]), "+50.0 [+40.0, +60.0]|+25.0 [+10.0, +30.0]"),
+        ("count", [1.0, 2.5, 100.0], (), "1.0|2.5|100.0"),
+        ("p", [0.01234, 1e-9], (), "0.012|1e-09"),
+        ("level", [-0.5, 0.25], (), "-0.5000|0.2500"),
+        ("", [-0.5, 0.25, 0.0, 1e-13, -INF], (), "-0.5000|+0.2500|0.0000|0.0000|-∞"),
+        ("", [0.0, 0.25, 5e-5, 4e-5], (), "0.0000|0.2500|0.0001|4e-05"),
+        ("", [100.0, 12.345678, 1.5, 0.5, 12345.678, NAN, INF], (), "100.0|12.35|1.500|0.500|12346|–|∞"),
+        ("", [99.9999999999, 0.5], (), "100.0|0.500"),
+        ("", [0.5, NAN, 0.25], ([0.4, 0.1, NAN], [0.6, 0.2, 0.3]), "0.5000 [0.4000, 0.6000]|– [0.1000, 0.2000]|0.2500"),
+        ("", [20.0, -3.0], ([10.0, -1000.0], [30.0, 5.0]), "+20.00 [+10.00, +30.00]|-3 [-1000, +5]"),
+        ("of n", [1, 2, 3, 0], (), "1/4|2/4|3/4|–"),
+        ("text", [True, False, "a", None], (), "yes|no|a|–"),
+    ],
+)
+def test_cells_show_a_number_by_its_role_and_its_neighbours(role: str, values: Any, ends: Any, shown: str) -> None:
+    frame = pd.DataFrame(dict(zip(("x", "x_ci_low", "x_ci_high"), (values, *ends), strict=False)))
+    frame["n"] = [4] * (len(frame) - 1) + [0]
+    table = TextTable.of(frame, "", columns=["x"], known={"x": Column("x", "X", role=role)}, interval="90 %")
+    cells = [row[0] for row in table.rows]
+    assert "|".join(map(str, cells)) == shown and table.columns[0].heading == ("X [90 %]" if ends else "X")
+    assert [cell.key == "" for cell in cells] == [cell.text == "–" for cell in cells]
 
 
 @given(texts.text(max_size=12) | texts.sampled_from(FORMULAS) | texts.text("'=+-@\t\r\n1e.", max_size=5))

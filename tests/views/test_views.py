@@ -6,6 +6,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from pictures_under_test import KEPT, PAGES, PICTURES, drawn
 from PIL import Image
@@ -13,6 +14,8 @@ from small_results import activations, answered, checked, patched, placed
 
 import mless_interp as mi
 from mless_interp.runtime.columns import TextTable
+from mless_interp.runtime.results import ShownMap
+from mless_interp.views.report import HeadMap
 
 
 @pytest.mark.parametrize("name", PICTURES | PAGES)
@@ -54,3 +57,11 @@ def test_drawing_touches_nothing_global(tmp_path: Any) -> None:
     assert (part.kind, part.text, part.width) == ("picture", "words", large[0])
     assert Image.open(io.BytesIO(base64.b64decode(part.source))).size == large
     assert dict(matplotlib.rcParams) == before and not _pylab_helpers.Gcf.figs
+
+
+def test_one_head_far_from_the_others_does_not_pale_them_unless_it_is_named() -> None:
+    frame = pd.DataFrame({"layer": np.arange(60) // 30, "head": np.arange(60) % 30, "effect": 0.1})
+    frame.loc[7, "effect"] = 0.25
+    open_, named = (HeadMap.of(ShownMap(frame, "effect", ["effect"], marked)) for marked in (None, [False] * 60))
+    assert (open_.limit, open_.clipped, open_.squares[0]["colour"]) == ("0.1", True, "#67001f")
+    assert (named.limit, named.clipped, named.squares[0]["colour"]) == ("0.25", False, "#f4a582")
