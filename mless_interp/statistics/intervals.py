@@ -111,7 +111,7 @@ def bootstrap_interval(
     flat = array.reshape(len(array), -1)
     counts = (~np.isnan(flat)).sum(axis=0)
     found = np.full((4, flat.shape[1]), np.nan)
-    flag = np.where(counts < 2, TOO_FEW, "").astype(f"<U{len(FELL_BACK)}")
+    flag = np.full(counts.shape, TOO_FEW, dtype=f"<U{len(FELL_BACK)}")
     size = max(1, _CHUNK_VALUES // n_resamples)  # cells whose resampled means fit in a bounded block of memory
     for cells, column in _by_count(flat):
         weights = resample_weights(len(column), n_resamples, seed)
@@ -202,7 +202,7 @@ def resample_weights(n: int, n_resamples: int, seed: int) -> np.ndarray:
     """Return how often each problem is drawn in each resample, `[resample, problem]`."""
     generator = derive_generator(seed, "bootstrap", n)
     weights = np.empty((n_resamples, n), dtype=np.uint16)
-    rows = max(1, _CHUNK_VALUES // n)
+    rows = _CHUNK_VALUES // n
     for start in range(0, n_resamples, rows):
         size = min(rows, n_resamples - start)
         drawn = generator.integers(0, n, size=(size, n)) + n * np.arange(size)[:, None]
@@ -214,7 +214,7 @@ def _means(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the resampled means, `[cell, resample]`."""
     n_resamples, n = weights.shape
     draws = np.empty((x.shape[1], n_resamples))
-    rows = max(1, _CHUNK_VALUES // 4 // n)
+    rows = _CHUNK_VALUES // 4 // n
     columns = np.ascontiguousarray(x.T) / n
     for start in range(0, n_resamples, rows):
         draws[:, start : start + rows] = columns @ weights[start : start + rows].T.astype(np.float64)
@@ -228,8 +228,8 @@ def _limits(
     tail = (1 - confidence) / 2
     levels = np.repeat([[tail], [1 - tail]], len(draws), axis=1)
     difference = draws - estimate[:, None]
-    tied = np.abs(difference) <= tie[:, None]
-    share = (np.count_nonzero((difference < 0) & ~tied, axis=1) + 0.5 * np.count_nonzero(tied, axis=1)) / draws.shape[1]
+    below, tied = difference < -tie[:, None], np.abs(difference) <= tie[:, None]
+    share = (np.count_nonzero(below, axis=1) + 0.5 * np.count_nonzero(tied, axis=1)) / draws.shape[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         z0 = ndtri(share)
         shifted = z0 + ndtri(np.array([[tail], [1 - tail]]))

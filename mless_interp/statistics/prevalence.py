@@ -72,7 +72,7 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
 
 def order_statistic(n: int, tail: float) -> int:
     """Return the largest k for which the k-th of n values is above the median with at most this probability; 0: none."""
-    return int((stats.binom.cdf(np.arange((n + 1) // 2), n, 0.5) <= tail).sum())
+    return int((stats.binom.cdf(np.arange(n), n, 0.5) <= tail).sum())
 
 
 def sign_test(values: Effects, *, rounding: float = 0.0) -> Cells:
