@@ -1,4 +1,4 @@
-"""Formulas and checks give what they gave: `kept_expressions.txt`."""
+"""Formulas and checks give what they gave; `python tests/expressions_under_test.py` writes `kept_expressions.txt` anew."""
 
 import pytest
 from expressions_under_test import expressions, value_of
