@@ -119,8 +119,7 @@ def planted_here(seed: int = 1, **settings: Any) -> tuple[PlantedModel, Model]:
     """A small planted model (2 layers of 8 heads unless told otherwise) behind the bridge; `random` draws its geometry."""
     from mless_interp.models.transformer_lens import bridge_from
 
-    if "reads" in settings:
-        settings["reads"] = dict(settings["reads"])
+    settings |= {name: dict(settings[name]) for name in ("reads", "recalls") if name in settings}
     if settings.pop("random", False):
         from random_circuits import random_planted  # of benchmarks/, which scripts do not see
 

@@ -338,7 +338,7 @@ def attributed(n: int = 4) -> HeadAttribution:
     )
 
 
-def knocked_out(n: int = 6) -> JointKnockout:
+def knocked_out(n: int = 8) -> JointKnockout:
     """Two heads that back each other up, against three random sets."""
     singles = np.full((n, 2), 0.3) + spread(n, 0.02)[:, None]
     sets = tuple((mi.Head(0, a), mi.Head(0, b)) for a, b in ((3, 4), (4, 5), (3, 5)))
@@ -569,6 +569,25 @@ def turned(found: Any, **changes: Any) -> Any:
     return replace(found, total=-found.total, values=values, **changes)
 
 
+def in_strata(n: int = 40) -> Any:
+    """L1H0 passes on 0.4 and 0.3 in stratum a, and nothing in b, on fresh problems too."""
+    strata = tuple("ab" * (n // 2))
+    acts = (np.array(strata) == "a")[:, None] | (np.arange(3) != 1)
+    of: dict[str, Any] = {"values": {name: acts * each for name, each in measures(1.0, n).items()}, "strata": strata}
+    found = replace(located(1.0, n), **of, settings=LOCATING | {"by": "kind"})
+    kinds, within = ("reader", "specialist", "sufficient only"), found.judged.in_strata
+    return replace(found, confirmation=replace(confirmed(1.0, n), **of, kinds=kinds, within=within))
+
+
+def whole_circuit() -> Any:
+    """Every part but what heads write, of two heads of which one is confirmed."""
+    parts: dict[str, Any] = {"direct": directed(), "edges": replace(traced(), confidence=0.975)}
+    parts |= {"sufficient": traced(), "sites": placed(12)}
+    parts |= {"positions": spots(), "sets": sets_found(), "transfer": transferred()}
+    named = replace(located(), confirmation=confirmed())
+    return mi.Circuit((mi.Head(0, 1), mi.Head(0, 0)), problems(12), named, **parts)
+
+
 MADE = [made for made in list(vars().values()) if getattr(made, "__module__", "") == __name__ and callable(made)]
 RESULTS: dict[str, Callable[[], Any]] = {
     kind.__name__: made
@@ -581,6 +600,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
 }
 """A result of every kind, by its class."""
 
+NOTHING = np.zeros((12, 0))
 OTHERS: dict[str, Callable[[], Any]] = {
     "StudyResult with answers": lambda: replace(
         studied(20), answers=replace(answered(n=20), treatments=("none", "slashes", "he"))
@@ -588,6 +608,43 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "LocatedHeads, confirmed": lambda: replace(located(), confirmation=confirmed()),
     "LocatedHeads, lowering, in bfloat16": lambda: turned(located(), settings=LOCATING | {"dtype": "bfloat16"}),
     "Confirmation, lowering": lambda: turned(confirmed(), direction=-1.0),
+    "Confirmation, no effect": lambda: replace(confirmed(), total=spread(10)),
+    "Confirmation of few": lambda: replace(confirmed(n=6), controls={}, joint=None, reads=read_apart(n=6)),
+    "LocatedHeads in strata, confirmed": in_strata,
+    "LocatedHeads, two against": lambda: replace(
+        turned(located(), joint=knocked_out(12), reads=read_apart()),
+        total=located().total,
+        settings=LOCATING | {"outcome": "logit_diff", "contrast": "inside", "screened": [], "n_candidates": 70},
+    ),
+    "LocatedHeads, nothing, of spans": lambda: replace(
+        located(),
+        values={name: 0 * each for name, each in measures(1.0, 12).items()},
+        strata=tuple("ab" * 6),
+        settings=LOCATING | {"contrast": "computed", "n_fresh": 9, "by": "kind"},
+    ),
+    "LocatedHeads, no effect": lambda: replace(located(), total=spread(12), settings=LOCATING | {"n_fresh": 9}),
+    "LocatedHeads, where nothing can be cut off": lambda: replace(
+        located(n=5), values=dict.fromkeys(("z_removed", "z_added"), measures(1.0, 5)["knockout"]), controls={}
+    ),
+    "MinimalSets, less on fresh problems": lambda: replace(
+        sets_found(), fresh_total=1.3 * sets_found().fresh_total, settings=SETTINGS | {"named_on_these": 3}
+    ),
+    "MinimalSets, no effect": lambda: replace(sets_found(), total=spread(12)),
+    "MinimalSets, no effect on fresh problems": lambda: replace(sets_found(), fresh_total=spread(12)),
+    "CircuitCurve, chosen elsewhere": lambda: replace(curve(0.4, total=-1.0, n=8), chosen_elsewhere=True),
+    "CircuitCurve without random orders": lambda: replace(curve(), orders=("a", "b"), values=curve().values[:, :2]),
+    "CircuitCurve, no effect": lambda: curve(total=0.0),
+    "Transfer, no effect": lambda: replace(transferred(), inserted=transferred().base),
+    "Transfer without controls": lambda: replace(transferred(), sets=(), random=NOTHING, other=NOTHING),
+    "HeadWrites of four heads": lambda: replace(
+        written(), heads=SIX[:4], tokens=2 * written().tokens, values=np.repeat(-written().values, 2, 1)
+    ),
+    "DirectEffects, lowering": lambda: turned(directed(), settings=ACTING | {"beside": "commas"}),
+    "PathEffects, lowering, named here": lambda: turned(traced(), settings=ACTING | {"named_on_these": 12}),
+    "SitePatches of few": lambda: placed(5),
+    "PositionMap, no effect": lambda: replace(spots(), total=spread(12)),
+    "Circuit of all parts": whole_circuit,
+    "Circuit of no head": lambda: mi.Circuit((), (), located(0.0)),
     "PatchScores, raising": lambda: replace(patched(12, insertion="slashes", outcome="p"), confidence=0.9),
     "PatchScores, lowering, of variants": lambda: replace(swept(), donor=-np.ones(24), settings={"dtype": "float16"}),
     "PatchScores, nothing shown": lambda: replace(patched(24), patched=patched(24).patched / 100),
@@ -595,7 +652,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "HeadAttribution by atp": lambda: replace(attributed(), knockout=None, exact=None, settings={"method": "atp"}),
     "HeadAttribution, lowering": lambda: replace(attributed(), inserted=-attributed().inserted),
     "HeadAttribution, nothing": lambda: replace(attributed(), inserted=np.zeros(4)),
-    "JointKnockout, overlapping": lambda: replace(knocked_out(), effect=0.2 + spread(6), chosen_elsewhere=True),
+    "JointKnockout, overlapping": lambda: replace(knocked_out(), effect=0.2 + spread(8), chosen_elsewhere=True),
     "JointKnockout of one head": lambda: replace(
         knocked_out(5), heads=HEADS[:1], singles=knocked_out(5).singles[:, :1], sets=(), random=np.zeros((5, 0))
     ),
@@ -635,16 +692,24 @@ KEPT = Path(__file__).with_name("kept_results.txt")
 and its diff is what users will see differently."""
 
 
+PRINTED = ("printed", "to_frame", "top")
+
+
+def tables_of(kind: type) -> list[str]:
+    """Names of the methods that make a table of a result and ask for nothing."""
+    return [
+        name
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if inspect.signature(method).return_annotation is pd.DataFrame
+        and name.isascii()  # no copy that mutmut makes
+        and not {"each", "metric"} & set(inspect.signature(method).parameters)
+    ]
+
+
 def told(name: str) -> str:
     """Everything of a result that a person reads: its print, explanation, tables, and the texts of its page."""
     result = (RESULTS | OTHERS)[name]()
-    tables = {
-        name: getattr(result, name)()
-        for name, method in inspect.getmembers(type(result), inspect.isfunction)
-        if inspect.signature(method).return_annotation is pd.DataFrame
-        and name.isascii()  # no copy that mutmut makes
-        and name not in ("printed", "to_frame", "top", "growth")
-    }
+    tables = {method: getattr(result, method)() for method in tables_of(type(result)) if method not in PRINTED}
     rows = result.to_frame()
     tables["some rows"] = rows.iloc[:: 1 + len(rows) // 12]
     page = []

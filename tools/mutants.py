@@ -146,15 +146,20 @@ ROOMS = {
                 "patching", "sweeps patching prepared joint reads refused dose attribution interventions transplant"
             ),
             *(TOLD, GROUPS),
-            *only(KEPT, "patches attribution doses joint reads transplant"),
+            *only(
+                KEPT,
+                "patches attribution doses joint reads transplant patches_of_spans patches_everywhere patches_last",
+            ),
+            *only(KEPT, "attribution_by_atp attribution_of_spans doses_deeper joint_of_spans joint_by_whole_passes"),
+            *only(KEPT, "joint_of_exchanged reads_otherwise transplant_behind"),
         ),
     ),
     "locating": Room(
         modules("circuits", "judge locate located"),
         (
             *files("circuits", "judge locate confirmation control strata circuit_results"),
-            *only(TOLD, "LocatedHeads Confirmation"),
-            *only(KEPT, "located"),
+            TOLD,
+            *only(KEPT, "located located_by_total"),
         ),
     ),
     "edges": Room(
@@ -162,16 +167,19 @@ ROOMS = {
         (
             *files("circuits", "paths sites importances circuit_results"),
             "tests/app/test_circuit.py",
-            *only(TOLD, "PathEffects DirectEffects SitePatches PositionMap Circuit"),
-            *only(KEPT, "direct paths sites positions"),
+            TOLD,
+            *only(KEPT, "direct paths sites positions direct_noising paths_noising paths_beside sites_of_spans"),
+            *only(KEPT, "positions_of_spans circuit"),
         ),
     ),
     "sets": Room(
         modules("circuits", "head_sets head_writes transfer"),
         (
             *files("circuits", "minimal_sets curves head_writes transfer"),
-            *only(TOLD, "MinimalSets CircuitCurve HeadWrites Transfer"),
-            *only(KEPT, "transfer writes"),
+            TOLD,
+            *only(
+                KEPT, "sets transfer writes curve curve_of_spans curve_of_exchanged transfer_to_masked writes_of_all"
+            ),
         ),
     ),
     "mechanism": Room(
@@ -179,7 +187,8 @@ ROOMS = {
         (  # without the MLPs of many architectures, which take minutes
             *files("mechanism", "activation_shift arm decompose mediation span_reading"),
             *(TOLD, GROUPS),
-            *only(KEPT, "shift decomposition mediation span"),
+            *only(KEPT, "shift decomposition mediation span shift_otherwise mediation_deeper span_behind"),
+            *only(KEPT, "decomposition_beside_words decomposition_beside_commas"),
         ),
     ),
     "ground_truth": Room(

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count, checked
+from ..core.arguments import Arguments, check_count, checked, count_of
 from ..core.heads import Head
 from ..models.arithmetic import masked_scores
 from ..models.base import Model
@@ -292,7 +292,7 @@ class HeadWrites(Result):
         for head in self.heads[:3]:
             up, looks = self.of(head)[0], self.of(head, LOOKS)[0]
             words.append(f"{head} promotes {_few(up, 3) or 'nothing'} and attends to {_few(looks, 2) or 'nothing'}")
-        more = f"; {len(self.heads) - 3} more heads" * (len(self.heads) > 3)
+        more = f"; {count_of(len(self.heads) - 3, 'more head')}" * (len(self.heads) > 3)
         size = np.fmax.reduce(np.abs(self.means[:3, KINDS.index("change")]), axis=None)
         most = "" if np.isnan(size) else f"largest change {size:.2g} {UNITS['change']}; "
         return f"{'; '.join(words)}{more} ({most}descriptive only)."

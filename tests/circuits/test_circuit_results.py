@@ -5,11 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_results import confirmed, directed, located, placed, read_apart, sets_found, spots, traced, transferred
+from small_results import confirmed, directed, located, placed, read_apart, spots, traced, transferred
 
 import mless_interp as mi
-
-N = 12
 
 
 @pytest.mark.parametrize("made", [directed, traced, placed, spots, transferred])
@@ -26,15 +24,6 @@ def test_every_cell_has_its_own_rows(made: Any) -> None:
     assert shown.frame.iloc[:, 0].is_unique and shown.frame["median"].abs().is_monotonic_decreasing
 
 
-def test_where_nothing_is_named_nothing_is_printed() -> None:
-    found = located()
-    nothing = {name: 0 * each for name, each in found.values.items()}
-    none = replace(found, values=nothing)
-    assert none.rest() == "Not named: 3 negligible, 0 undecided." and not none.caveats() and len(none.printed()) == 3
-    flat = replace(none, total=0 * found.total)
-    assert flat.headline().endswith("so no head is named.") and flat.rest() == "" and flat.printed().empty
-
-
 def test_fresh_problems_confirm_heads_and_say_whether_they_are_specific() -> None:
     again = replace(confirmed(), reads=read_apart(n=10))
     found = replace(located(), confirmation=again)
@@ -47,18 +36,3 @@ def test_fresh_problems_confirm_heads_and_say_whether_they_are_specific() -> Non
         assert replace(again, controls=beside).specific == specific
     nobody = replace(again, controls={}, values={name: 0 * each for name, each in again.values.items()})
     assert nobody.in_short() == "on 10 fresh problems none is confirmed"
-
-
-def test_a_circuit_puts_its_parts_together() -> None:
-    named = replace(located(), confirmation=confirmed())
-    parts: dict[str, Any] = {"direct": directed(), "edges": traced(), "sufficient": traced(), "sites": placed(N)}
-    parts |= {"positions": spots(), "sets": sets_found(), "transfer": transferred()}
-    found = mi.Circuit((mi.Head(0, 1), mi.Head(0, 0)), traced().problem_ids, named, **parts)
-    assert found.details() == [part.headline() for part in parts.values()] and list(found.parts()) == list(parts)
-    assert found.caveats() == ["Not confirmed on fresh problems: L0H0."]
-    rows = {"direct": 72, "edges": 84, "sufficient": 84, "sites": 216, "positions": 84}
-    assert found.to_frame().groupby("part").size().to_dict() == rows
-    assert found.printed()["part"].tolist()[:4] == ["edges", "sets", "direct", "transfer"]
-    empty = mi.Circuit((), (), located(0.0))
-    assert empty.headline().endswith("; no head, no circuit: nothing was measured.") and empty.to_frame().empty
-    assert replace(found, edges=replace(found.edges, confidence=0.975)).interval_words == "95 %, edges 97.5 %"

@@ -43,8 +43,6 @@ def test_areas_by_hand() -> None:
     np.testing.assert_allclose(found.table()[columns].iloc[3], [1, 0, 1, 0.5, 1.5])
     lowers = with_orders([0, 0.25, 0.75, 1, 1], [0, 0, 0, 0, 1], sign=-1.0)
     np.testing.assert_allclose(lowers.cpr, cpr[:2])
-    nothing = with_orders(*[[0, 0, 0, 0, 0]] * 3)
-    assert np.isnan(nothing.cpr).all() and "no curve to draw" in nothing.headline()
 
 
 def test_sizes_that_round_to_the_same_number_count_once() -> None:

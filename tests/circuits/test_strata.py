@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import needs_hooked_transformer
 from models_under_test import four_specialists, loaded, of_classes
-from small_results import confirmed, located
+from small_results import in_strata
 
 import mless_interp as mi
 from mless_interp.circuits.judge import Judged, judge
@@ -80,21 +80,16 @@ def test_shuffled_strata_name_no_specialist(seed: int) -> None:
 
 
 def test_a_specialist_by_hand() -> None:
-    """L1H0 passes on 0.4 and 0.3 in stratum a, and nothing in b: 2 of 36 tests are smaller than those of 20 problems."""
-    strata = tuple("ab" * 20)
-    acts = (np.array(strata) == "a")[:, None] | (np.arange(3) != 1)
-    of: dict[str, Any] = {"values": {name: acts * each for name, each in located(1.0, 40).values.items()}}
-    found = replace(located(1.0, 40), **of, strata=strata, settings=located().settings | {"by": "kind"})
+    """2 of 36 tests are smaller than those of 20 problems."""
+    found = in_strata()
+    again = found.confirmation
     assert found.specialists == {mi.Head(1, 0): ("a",)} and found.judged.large == ("a", "b")
     inside = found.by_stratum().set_index(["label", "stratum"])
     assert set(inside.index[inside["passes"]]) == {("L0H1", "a"), ("L0H1", "b"), ("L1H0", "a")}
     a, b = inside.loc[("L1H0", "a")], inside.loc[("L1H0", "b")]
     assert a[["n", "removed_k", "added_k"]].tolist() == [20, 20, 20] and b[["n", "removed_k"]].tolist() == [20, 0]
     assert a[["removed_p", "added_p"]].tolist() == [34 * 2.0**-20] * 2
-    kinds = ("reader", "specialist", "sufficient only")
-    again = replace(confirmed(1.0, 40), **of, kinds=kinds, strata=strata, within=found.judged.in_strata)
     assert again.p[1] == 4 * 2.0**-20 and again.kinds_again[1] == "specialist"
-    found = replace(found, confirmation=again)
     assert found.confirmed_specialists == {mi.Head(1, 0): ("a",)}
     assert found.by_stratum()["confirmed"].dropna().tolist() == [True] * 3
     lost, elsewhere = (replace(again, strata=tuple(names * 20)) for names in ("ba", "cc"))
@@ -112,12 +107,14 @@ def test_a_key_that_some_problems_lack_is_named(tiny_model_dir: Any) -> None:
 
 @needs_hooked_transformer
 def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_it(tmp_path: Any) -> None:
-    model, options = four_specialists(), {"contrast": "replaced", "by": "answer", "controls": False, "progress": False}
+    model, options = four_specialists(), {"contrast": "replaced", "by": "answer", "progress": False}
     found = mi.locate_heads(model, of_classes(64, 0), **options, confirm=of_classes(64, 1))
     served = {Head(0, at): (str(at),) for at in range(4)}
     assert found.specialists == served == found.confirmed_specialists
     made = found.confirmation
     assert made is not None and made.confirmed.all() and made.kinds_again == made.kinds
+    why = "pairs of token ids have no text to draw others from"
+    assert made.settings["left_out"] == {"random": why, "mful": why} and found.settings["left_out"] == {}
     circuit = mi.trace_circuit(model, of_classes(32, 2), found, parts=["direct"], contrast="replaced", progress=False)
     assert "L0H0, L0H1, L0H2, L0H3 act in some strata of answer only" in circuit.caveats()[0]
     mi.save(tmp_path / "kept", found=found)

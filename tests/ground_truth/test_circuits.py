@@ -11,7 +11,7 @@ import torch
 from models_under_test import planted_pairs, planted_problems
 from random_circuits import CIRCUITS, planted_examples
 
-from mless_interp.circuits.judge import Judged, judge
+from mless_interp.circuits.judge import Judged, judge, measured
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel, planted_model
 from mless_interp.ground_truth.roles import Expected
@@ -165,7 +165,9 @@ def test_prevalence_names_what_is_in_most_problems_and_not_what_is_in_a_few() ->
     assert differing(made.expected, found) == {}
     assert (made.expected[A].verdict, made.expected[B].verdict) == ("negligible", "reader") and made.roles.rare == (A,)
     named = np.array(["13" in problem.question.split() for problem in planted_problems(made, 32)])
-    effect = found.turned("z_removed")[:, found.heads.index(A)] / np.abs(np.median(found.effect.total))
+    effect = found.effect.turned(measured(found.values, "z_removed"))[:, found.heads.index(A)] / np.abs(
+        np.median(found.effect.total)
+    )
     assert effect[named].min() > 0.25 and np.abs(effect[~named]).max() < 0.05
 
 

@@ -64,6 +64,7 @@ def test_without_an_effect_or_with_too_few_problems_no_head_is_tested() -> None:
 def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
     made = patched(12)
     assert replace(made, smallest_effect=0.55).table()["k"].max() == 3, "0.4 to 0.6 of 1: three exceed 0.55"
+    assert replace(made, smallest_effect=0.0).whole.delta == 0, "any effect is of interest"
     wide = patched(12, donor=np.repeat([1.0, 2.0], 6))  # of medians, 1 to 2: 10 % of 2
     assert wide.whole.delta == pytest.approx(0.1)
 

@@ -7,7 +7,9 @@ import pytest
 from models_under_test import planted_here, planted_pairs
 
 from mless_interp.patching.prepared import PER_UNIT, fit_pairs, prepare
-from mless_interp.prompts.pairs import PromptPair
+from mless_interp.prompts.conditions import CONTRASTS
+from mless_interp.prompts.own_ids import pairs_from_ids
+from mless_interp.prompts.pairs import REPLACED, PromptPair
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,10 @@ def test_problems_of_one_geometry_share_a_batch_and_halves_keep_groups(pairs: An
     assert prepare(model, ready) is ready and ready.settings["outcome"] == "answer_logprob"
     assert ready.settings["insertion"] == ready.insertion and "beside" not in ready.settings
     assert replace(ready, beside="dots").settings["beside"] == "dots"
+    given = prepare(model, pairs_from_ids([[5, 6, 7]], [1], span=(1, 2), clean=[[5, 8, 7]]))
+    beside, exchanged = replace(given, beside="dots"), CONTRASTS["replaced"]
+    assert given.under(exchanged).bare[0].insertion is REPLACED is not given.under(CONTRASTS["shift"]).bare[0].insertion
+    assert beside.under(exchanged) is beside and ready.under(exchanged) is ready
 
 
 def test_pairs_that_cannot_be_compared_are_counted_and_named(pairs: Any) -> None:
