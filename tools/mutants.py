@@ -107,7 +107,7 @@ ROOMS = {
     "models": Room(
         modules("models", "base info replay sites traced_ops"),
         (
-            *files("models", "small_parts decoders contract remote"),
+            *files("models", "small_parts decoders contract"),
             f"{OTHERS}sinks_and_latent_keys_act_as_the_layers_say",
         ),
         speaks_of=rf"^(?!.*({PLACES}))",
@@ -115,7 +115,9 @@ ROOMS = {
     "backends": Room(
         modules("models", "arithmetic decoder nnsight transformer_lens"),
         (
-            *files("models", "as_they_come decoders contract models parts remote"),
+            *files("models", "as_they_come decoders contract models parts"),
+            # the others in that file send source, and a mutant's cannot be sent
+            "tests/models/test_remote.py::test_a_model_that_ndif_does_not_run_is_refused_with_those_that_it_does",
             f"{OTHERS}sinks_and_latent_keys_act_as_the_layers_say",
             f"{OTHERS}a_users_own_hooked_transformer_of_another_build",
             f"{OTHERS}positions_of_a_table_are_whole_numbers",
