@@ -85,17 +85,13 @@ def test_a_saved_hooked_transformer_is_loaded_as_it_was(tmp_path: Path) -> None:
     model = mi.load_model(tmp_path, tf32=False)
     assert torch.equal(model.run(tokens).logits, made.run(tokens).logits) and model.weights_hash == made.weights_hash
     assert model.info.loaded_from == model.info.name == str(tmp_path) and model.how.keywords["tf32"] is False
-    key, options = "blocks.1.attn.W_O", dict[str, Any](backend="bridge")
-    for change, message in (
-        ({}, "holds a HookedTransformer: backend must be 'hooked_transformer', on one device"),
-        ({key: None, "b": weights[key]}, f"2 weights are missing or too many, first {key}"),
-        ({key: weights[key] * torch.nan}, "W_O holds NaN 64 times"),
-        ({key: weights[key][:1]}, f"holds no HookedTransformer that can be made here: .* size mismatch for {key}"),
+    with pytest.raises(
+        ValueError, match="holds a HookedTransformer: backend must be 'hooked_transformer', on one device"
     ):
-        save_file({name: each.contiguous() for name, each in (weights | change).items() if each is not None}, file)
-        with pytest.raises(ValueError, match=message):
-            mi.load_model(tmp_path, **options)
-        options.clear()
+        mi.load_model(tmp_path, backend="bridge")
+    save_file(weights | {"b": torch.ones(1)}, file)
+    with pytest.raises(ModelError, match="1 weights are missing or too many, first b"):
+        mi.load_model(tmp_path)
 
 
 def test_what_a_bridge_cannot_take_is_named(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
