@@ -33,12 +33,9 @@ class Asked:
     insertion: mi.Insertion
 
     @cached_property
-    def beside(self) -> tuple[PromptPair, ...]:
-        return make_pairs(self.model, self.problems[:4], COMMAS)
-
-    @cached_property
     def exchanged(self) -> tuple[PromptPair, ...]:
-        return tuple(replace(pair, clean=other.inserted) for pair, other in zip(self.some, self.beside, strict=True))
+        beside = make_pairs(self.model, self.problems[:4], COMMAS)
+        return tuple(replace(pair, clean=other.inserted) for pair, other in zip(self.some, beside, strict=True))
 
     @cached_property
     def some(self) -> tuple[PromptPair, ...]:
@@ -137,9 +134,6 @@ OTHERWISE: dict[str, Callable[..., Result]] = {
     "located_by_total": asking(mi.locate_heads, "pairs", heads=["L0H3"], contrast="total", n_random_sets=2, **STRICT),
     "direct_noising": asking(mi.direct_effects, "some", "L0H3 L0H6 L1H1", contrast="total", **NOISING),
     "paths_noising": asking(mi.trace_paths, "some", "L0H6 L1H1", mlps="all", inputs=("v", "qk"), **NOISING),
-    "paths_beside": lambda on, **long: mi.trace_paths(
-        on.model, on.some, edges=["L0H3 -> L1H1 v", "MLP0 -> logits"], control=on.beside, **NOISING, **long
-    ),
     "circuit": asking(mi.trace_circuit, "some", "L0H3 L1H1", parts=OF_CIRCUITS, mlps="none", n_rows=1, **DIFFERENCE),
     "sites_of_spans": behind(mi.patch_sites, sites=("resid_post",), n_rows=3, contrast="computed", **NOISING),
     "positions_of_spans": behind(mi.map_positions, "L1H5 L0H6", n_rows=1, smallest_effect=0.2, **COMPUTED),
@@ -214,8 +208,7 @@ os.register_at_fork(
 )  # mutmut forks to run a fault: what right code gives is not its result
 
 
-SORTED = ("printed", "summary", "in_order", "top")
-"""Tables of what others hold, in an order that rounding may decide."""
+SORTED = ("printed", "summary", "in_order", "top")  # of what others hold, in an order that rounding may decide
 
 
 def held(result: Result, name: str = "") -> dict[str, Result]:

@@ -623,9 +623,6 @@ OTHERS: dict[str, Callable[[], Any]] = {
         settings=LOCATING | {"contrast": "computed", "n_fresh": 9, "by": "kind"},
     ),
     "LocatedHeads, no effect": lambda: replace(located(), total=spread(12), settings=LOCATING | {"n_fresh": 9}),
-    "LocatedHeads, where nothing can be cut off": lambda: replace(
-        located(n=5), values=dict.fromkeys(("z_removed", "z_added"), measures(1.0, 5)["knockout"]), controls={}
-    ),
     "MinimalSets, less on fresh problems": lambda: replace(
         sets_found(), fresh_total=1.3 * sets_found().fresh_total, settings=SETTINGS | {"named_on_these": 3}
     ),

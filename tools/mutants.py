@@ -170,7 +170,7 @@ ROOMS = {
             *files("circuits", "paths sites importances circuit_results"),
             "tests/app/test_circuit.py",
             TOLD,
-            *only(KEPT, "direct paths sites positions direct_noising paths_noising paths_beside sites_of_spans"),
+            *only(KEPT, "direct paths sites positions direct_noising paths_noising sites_of_spans"),
             *only(KEPT, "positions_of_spans circuit"),
         ),
     ),

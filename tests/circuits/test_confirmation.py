@@ -22,12 +22,6 @@ def made(**changed: Any) -> Confirmation:
     return replace(results.confirmed(), controls={}, joint=None, **changed)
 
 
-def test_who_is_confirmed_by_hand() -> None:
-    found = results.confirmed()
-    assert found.table().set_index("label").loc["L0H1", "removed_p"] == 6 / 2**10, "three claims, both sides, one sense"
-    assert found.p[0] == 3 / 2**10, "Holm over the three claims, each by all its sides"
-
-
 def test_named_heads_stand_first_however_large_the_median_of_others() -> None:
     found = results.located()
     values = {name: each.copy() for name, each in found.values.items()}

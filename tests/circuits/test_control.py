@@ -146,7 +146,6 @@ def test_controls_need_one_insertion() -> None:
 def test_an_insertion_of_random_words_is_not_held_against_itself() -> None:
     for own, draws in (
         (Insertion.random_sentence(20, seed=3, draw=1), [0, 2]),
-        (Insertion.random_sentence(20, seed=3, draw=2), [0, 1]),
         (Insertion.random_sentence(20, seed=4, draw=1), [0, 1]),
         (replace(Insertion.meaningless(" /", 20), seed=3, draw=1), [0, 1]),
     ):

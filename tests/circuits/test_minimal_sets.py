@@ -164,15 +164,6 @@ def test_a_set_that_just_reaches_its_share_is_not_confirmed() -> None:
     assert np.isnan(other.p).all() and other.table()["fresh_share"].isna().all()
 
 
-def test_signs_are_turned_where_the_span_lowers_the_outcome() -> None:
-    found, arrays = sets_found(), ("effects", "fresh", "random")
-    sets = {each.side: replace(each, **{name: -getattr(each, name) for name in arrays}) for each in found.both}
-    flipped = replace(found, total=-found.total, fresh_total=-found.fresh_total, **sets)
-    np.testing.assert_array_equal(flipped.p, found.p)
-    columns = ["share", "fresh_share", "p_random", "random_share"]
-    np.testing.assert_allclose(flipped.table()[columns], found.table()[columns])
-
-
 def test_small_parts_of_sets_by_hand() -> None:
     whole = Effect(-np.ones(4), rounding=0.01)
     random = -np.array([0.5, 0.495, 0.4, 0.6]) * np.ones((4, 1))

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from conftest import ARCHITECTURES
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from small_results import knocked_out
 
 from mless_interp.core.heads import Head
 from mless_interp.models.info import ModelInfo
 from mless_interp.patching.interventions import Knockout, run_edits
-from mless_interp.patching.knockouts import JointKnockout, joint_knockout, random_sets
+from mless_interp.patching.knockouts import joint_knockout, random_sets
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
 
@@ -74,26 +75,16 @@ def test_random_sets_keep_the_layers_and_are_drawn_as_the_given_one_could_be() -
     assert random_sets(info.heads, info, 100, seed=0) == (), "there is no other"
 
 
-def by_hand(effect: Any, singles: Any, random: Any, **more: Any) -> JointKnockout:
-    random = np.array(random, dtype=float)
-    return JointKnockout(
-        problem_ids=tuple(f"p{i}" for i in range(len(effect))),
-        heads=(Head(0, 1), Head(0, 2)),
-        effect=np.array(effect, dtype=float),
-        singles=np.array(singles, dtype=float),
-        random=random,
-        sets=tuple((Head(0, 10 + i), Head(0, 11 + i)) for i in range(random.shape[1])),
-        unit="nats",
-        settings={"n_random_sets": 100},
-        **{"chosen_elsewhere": True, **more},
-    )
-
-
 def test_ranks_and_interactions_by_hand() -> None:
-    made = by_hand([1.0, 3.0], [[0.5, 0.25], [0.5, 0.75]], [[0.0, -2.5, 2.0], [0.5, -2.0, 2.0]])
+    arrays = {
+        "effect": [1.0, 3.0],
+        "singles": [[0.5, 0.25], [0.5, 0.75]],
+        "random": [[0.0, -2.5, 2.0], [0.5, -2.0, 2.0]],
+    }
+    made = replace(knocked_out(2), **{name: np.array(each) for name, each in arrays.items()}, chosen_elsewhere=True)
     # |medians|: 2 of the set; 0.25, 2.25 and 2 of the random ones, of which two reach it
     assert made.n_as_large == 2 and made.p == pytest.approx(3 / 4)
     assert made.interaction.tolist() == [0.25, 1.75]
-    against = by_hand([-1.0, -3.0], [[0.0, 0.0]] * 2, [[0.5], [0.5]])
+    against = replace(made, effect=-made.effect, random=np.array([[0.5], [0.5]]), sets=made.sets[:1])
     assert against.p == pytest.approx(1 / 2)
     assert np.isnan(replace(made, chosen_elsewhere=False).p), "chosen on these problems"
