@@ -20,8 +20,6 @@ def test_it_has_the_shape_that_is_asked_for_and_reads_its_problems(architecture:
     assert info.name == "stand-in for X (random weights)"
     assert (info.n_layers, info.n_heads, info.n_key_value_heads, info.d_head) == (2, 6, 3, 8)
     assert (info.context_length, info.d_mlp) == (1024, 96) == (tokenizer.model_max_length, 2 * info.d_model)
-    for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
-        assert getattr(model.config, name) == getattr(tokenizer, name), name
     assert info.windows == ((64, None) if architecture == "gemma3" else (None, None))
     tokens = torch.arange(4, 20)[None]
     assert not torch.allclose(model.run(tokens).logits, other.run(tokens).logits, atol=0.1)

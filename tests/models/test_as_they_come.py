@@ -31,19 +31,17 @@ def toy_pair(before: int, inserted: int, after: int, answer: tuple[int, ...] = (
 
 MLP = {"attn_only": False, "d_mlp": 8}
 ROTARY = {"positional_embedding_type": "rotary", "rotary_dim": 4}
-SHAPES: tuple[tuple[dict[str, Any], bool | None], ...] = (
-    (LEAST, None),
-    ({**LEAST, "n_ctx": 3}, None),
-    ({**LEAST, "d_vocab_out": 2}, None),
-    ({"d_vocab_out": 20, "n_key_value_heads": 1}, None),
-    ({"positional_embedding_type": "shortformer"}, None),
-    ({"attn_scores_soft_cap": 5.0, "output_logits_soft_cap": 3.0}, None),
-    ({"use_local_attn": True, "window_size": 2, "attn_types": ["local", "global"]}, None),
-    ({**MLP, "act_fn": "solu_ln"}, None),
-    ({**MLP, "num_experts": 2, "experts_per_token": 1}, None),
+LOCAL = {"use_local_attn": True, "window_size": 2, "attn_types": ["local", "global"]}
+PLAIN: tuple[dict[str, Any], ...] = (
+    LEAST, {**LEAST, "n_ctx": 3}, {**LEAST, "d_vocab_out": 2}, {"d_vocab_out": 20, "n_key_value_heads": 1}, LOCAL,
+    {"positional_embedding_type": "shortformer"}, {"attn_scores_soft_cap": 5.0, "output_logits_soft_cap": 3.0},
+    {**MLP, "act_fn": "solu_ln"}, {**MLP, "num_experts": 2, "experts_per_token": 1},
+)  # fmt: skip
+SHAPES = [
+    *((shape, None) for shape in PLAIN),
     (MLP, False),
     ({**MLP, **ROTARY, "gated_mlp": True, "act_fn": "silu"}, True),
-)
+]
 """Builds of HookedTransformer, and whether their MLP has a gate, if it is a known one."""
 
 

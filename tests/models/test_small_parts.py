@@ -305,13 +305,10 @@ def test_what_goes_in_and_is_read_up_to_its_borders() -> None:
         (lambda: model.run(tokens[:1, :1].expand(1, end + 2)), f"needs {end + 2} .* has a context of {end + 1}: insert"),
         (lambda: model.run(tokens, capture={"blocks.0.attn.hook_zz": None}), "unknown hook name 'blocks.0.attn.hook_zz'"),
         (lambda: model.run(tokens, capture={site(2, "hook_attn_out"): None}), r"layer 2 is out of range \(zero-based\)"),
-        (lambda: model.run(tokens, logits_at=[]), "positions 0 to 2, got"),
-        (lambda: model.run(tokens, logits_at=torch.tensor([[1]])), "positions 0 to 2, got"),
         (lambda: model.replay(recording, 1, z.repeat(2, 1, 1, 1)[:3]), "prompts, 2, 8, 16.*, got .3, 2, 8, 16"),
         (lambda: model.replay(recording, 1, z[:0]), "prompts, 2, 8, 16.*, got .0, 2, 8, 16"),
         *((lambda layers=layers: model.replay(recording, layers, z.repeat(2, 1, 1, 1)), "row .2. in rising order, 0 to 1")
           for layers in ([-1, 0], [1, 0], [0, 2], [0])),
-        (lambda: model.replay(recording, 1, z[:, :, :2]), "prompts, 2, 8, 16.*, got .2, 2, 2, 16"),
         (lambda: model.replay(recording, 1, z, logits_at=[0, 2]), "from position 1 on has no logits before it"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
