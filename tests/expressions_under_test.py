@@ -90,7 +90,7 @@ def told(value: Any) -> str:
         case np.ndarray() | torch.Tensor():
             return f"{str(value.dtype).removeprefix('torch.')} {told(value.tolist())}"
         case pd.DataFrame():
-            return value.to_csv(index=False, float_format="%.6g").replace(",", " ").replace("\n", " ; ")
+            return value.to_csv(float_format="%.6g").replace(",", " ").replace("\n", " ; ")
         case list() | tuple():
             return f"[ {' '.join(map(told, value))} ]"
         case dict():
