@@ -305,7 +305,7 @@ def reduce_prompt(
     plan: Plan,
     *,
     layers: Sequence[int],
-    source: Source = "auto",
+    source: Source,
     keep: bool = False,
     compare: dict[int, Other] | None = None,
 ) -> tuple[dict[int, Reduced], dict[int, Reduced], dict[int, Other]]:
