@@ -658,7 +658,9 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "ReadEffects of few": lambda: read_apart(n=8),
     "ReadEffects, no effect": lambda: replace(read_apart(), total=spread(12)),
     "HeadScores beside twins": lambda: replace(rated(), twins=(rated(0.7), rated(5.0))),
-    "HeadScores, one metric": lambda: replace(rated(), values={"kurtosis": rated().values["kurtosis"]}),
+    "HeadScores, two metrics": lambda: replace(
+        rated(), values={name: rated().values[name] for name in ("kurtosis", "recovery_latency")}
+    ),
     "HeadScores, undefined": lambda: replace(scored(), values={"lam": {"inserted": np.full((3, 2, 3), np.nan)}}),
     "AttentionProfile of uneven prompts": uneven,
     "AttentionProfile of one problem": lambda: replace(uneven(1), conditions=("base",)),

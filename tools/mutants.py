@@ -46,7 +46,7 @@ EXPRESSIONS = "tests/test_expressions.py"
 OF_SCORES = (
     *(
         "HeadScores beside twins",
-        "HeadScores, one metric",
+        "HeadScores, two metrics",
         "HeadScores, undefined",
         "AttentionProfile of uneven prompts",
     ),
