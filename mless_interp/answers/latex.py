@@ -1,6 +1,6 @@
 r"""One spelling for answers that mean the same: LaTeX as people and models write it made plain, units and their names.
 
-Nothing here decides whether two answers are equal; `compare.py` does.
+Nothing here decides whether two answers are equal; `same_answer.py` does.
 """
 
 import re

@@ -401,7 +401,8 @@ class AccuracyResults(Result):
         """Return the table, with the changes."""
         printed, table = self.printed(), self.table()
         table = printed.join(table.drop(columns=printed.columns, errors="ignore"))
-        caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
+        against = f"; changes against {self.compare_all().reference!r}" * (len(self.treatments) > 1)
+        caption = f"Answers by treatment: shares of problems, graded strictly, and as the paper grades{against}."
         return Shown((ShownTable(table, caption, dict.fromkeys(table, "") | {"n_tokens": "tokens of an answer"}),))
 
     def _graded(self, grader: str) -> np.ndarray:

@@ -24,7 +24,7 @@ from ..prompts.conditions import CONTRASTS
 from ..prompts.pairs import PromptPair, followed, pairs_of_any
 
 DOSES = (4, 16)
-"""How many units I12 inserts, the second against the first."""
+"""How many tokens I12 inserts, the second against the first."""
 
 
 @dataclass(frozen=True, eq=False)

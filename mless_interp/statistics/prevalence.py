@@ -313,7 +313,8 @@ def holm(p_values: CellCounts) -> Cells:
     >>> holm(np.array([0.01, 0.04, 0.03]))
     array([0.03, 0.06, 0.06])
     """
-    made, tested = np.full(np.shape(p_values), np.nan), ~np.isnan(p_values)
+    p_values = np.asarray(p_values, dtype=np.float64)  # of a table's column: its own labels must not order it
+    made, tested = np.full(p_values.shape, np.nan), ~np.isnan(p_values)
     family = p_values[tested]
     order = np.argsort(family, kind="stable")
     adjusted = np.empty(family.size)
@@ -332,7 +333,8 @@ def benjamini_hochberg(p_values: CellCounts) -> Cells:
     >>> benjamini_hochberg(np.array([0.01, 0.04, 0.03, 0.5])).round(6)
     array([0.04    , 0.053333, 0.053333, 0.5     ])
     """
-    made, tested = np.full(np.shape(p_values), np.nan), ~np.isnan(p_values)
+    p_values = np.asarray(p_values, dtype=np.float64)
+    made, tested = np.full(p_values.shape, np.nan), ~np.isnan(p_values)
     if tested.any():
         made[tested] = stats.false_discovery_control(p_values[tested])
     return made

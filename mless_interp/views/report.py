@@ -222,7 +222,8 @@ class Report:
             is_first = not any(isinstance(part, TextTable) for part in page.parts)
             page = page._with(each) if is_first else page.folded(_short(each.caption), self.blank()._with(each))
         found = [self.answer, *(part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer")]
-        said = [text for text in result.explain().splitlines() if text[:-1] not in "\n".join(found)]
+        known = {each.partition(";")[0].rstrip(".") for each in found} | {each.rstrip(".") for each in found}
+        said = [text for text in result.explain().splitlines() if text.rstrip(".") not in known]
         kept = list(first) or (said[:FIRST_SENTENCES] if len(said) > OPEN_SENTENCES else said)
         page = page.sentence(*(text for text in said if text in kept))
         others = [text for text in said if text not in kept]
