@@ -101,8 +101,17 @@ PROBABLE, DIFFERENCE = {"outcome": "answer_prob"}, {"outcome": "logit_diff"}
 SPREAD: dict[str, Any] = {"held_positions": "spread", "control": "random_sentence", "n_control_draws": 2}
 STRICT: dict[str, Any] = {"confidence": 0.9, "smallest_effect": 0.1, "n_control_draws": 1, **DIFFERENCE}
 MASKED: dict[str, Any] = {"contrast": "content", "control": COMMAS, "n_random_sets": 1, **DIFFERENCE}
+ARM, SHORT = mi.ARM(0.5, 99.0, layers=(1,)), {"max_new_tokens": 3, "template": "paper"}
 OF_CIRCUITS = ("direct", "edges", "sites", "positions", "writes")
 OTHERWISE: dict[str, Callable[..., Result]] = {
+    "answers_otherwise": lambda on, **long: mi.evaluate_accuracy(
+        on.model,
+        on.problems[:3],
+        mi.Treatment(on.insertion, ARM, ["L0H3"], "cut"),
+        stop_after_box=False,
+        **SHORT,
+        **long,
+    ),
     "patches_of_spans": behind(mi.patch_heads, max_rows=3, **COMPUTED),
     "patches_everywhere": asking(mi.patch_heads, contrast="shift", edit="k", positions="all", outcome="kl"),
     "patches_last": asking(mi.patch_heads, contrast="total", positions="last", **NOISING),

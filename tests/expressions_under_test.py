@@ -22,9 +22,11 @@ from small_results import between_segments, certified, rated, scored, uneven
 
 import mless_interp as mi
 from mless_interp import statistics as st
+from mless_interp.answers import treatments
 from mless_interp.core import arguments, heads
 from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
 from mless_interp.prompts import conditions, insertions, own_ids, pairs, problems, prompt, texts, token_classes
+from mless_interp.runtime import columns, engines, loop, results, text_safety
 from mless_interp.scores import catalogue, streaming
 from mless_interp.statistics import intervals, prevalence
 

@@ -64,6 +64,18 @@ def wide() -> Any:
     return replace(small.traced(16), cells=edges, values=values)
 
 
+def many() -> Any:
+    """What 13 heads do, the first of them the most."""
+    cells = tuple(small.Way(mi.Head(0, at // 2), ("direct", "indirect")[at % 2]) for at in range(26))
+    return replace(small.directed(), cells=cells, values=np.linspace(0.9, 0.1, 26) + small.spread(12)[:, None])
+
+
+def needed() -> Any:
+    """L0H1 acts against the effect by its read, which does not suffice."""
+    found = small.located(-1.0)
+    return replace(found, values=found.values | {"edge_noise": 0 * found.values["edge_noise"]})
+
+
 MANY = pd.DataFrame({"model": "m", "treatment": [f"t{at}" for at in range(7)], "percent": np.linspace(5, 60, 7)})
 MANY = MANY.assign(low=NAN, high=NAN, n=9)
 PICTURES: dict[str, Callable[[], Any]] = {
@@ -72,6 +84,8 @@ PICTURES: dict[str, Callable[[], Any]] = {
 } | {
     "head_map, named": lambda: views.head_map(small.located()),
     "head_map, lowered": lambda: views.head_map(small.located(-1.0)),
+    "head_map, needed": lambda: views.head_map(needed()),
+    "direct_bars, many": lambda: views.direct_bars(many()),
     "head_map, lam": lambda: views.head_map(small.decomposed(n=9), value="lam_minus_uniform", top=0),
     "head_map, 4 problems": lambda: views.head_map(small.patched(4), value="median"),
     "head_map, doses": lambda: views.head_map(small.doses()),

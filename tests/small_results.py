@@ -12,6 +12,7 @@ import pandas as pd
 
 import mless_interp as mi
 from mless_interp.answers.graders import GRADERS
+from mless_interp.answers.same_answer import GAVE_UP
 from mless_interp.circuits.head_sets import HeadSet
 from mless_interp.circuits.paths import Way
 from mless_interp.circuits.site_patches import Place, Site
@@ -406,6 +407,22 @@ def answered(first: float = 0.72, n: int = 500) -> mi.AccuracyResults:
     return mi.AccuracyResults(problems(n), ("none", "Mless", "Mful"), *graded, settings={"model": "tiny"})
 
 
+def asked_twice(n_treatments: int = 3, n: int = 30, **more: Any) -> Any:
+    """Two answers each, more and more of them right; some are cut off or not decided, one was not run."""
+    cells = np.arange(6.0 * n).reshape(n, 3, 2)[:, :n_treatments]
+    right = (cells * 7 % 11 < np.array([[2], [6], [10]])[:n_treatments]).astype(float)
+    right[1, 0, 1] = np.nan
+    run = np.where(np.isnan(right), np.nan, 1.0)
+    graded = ({"strict": right, "paper": np.maximum(right, run * (cells % 5 == 0))}, run * (cells % 3 > 0))
+    texts = tuple(tuple(tuple(map(str, two)) for two in each) for each in cells)
+    decided = np.where(cells % 13 == 0, GAVE_UP, "text")
+    names = ("none", "Mless", f"Mful {'he ' * 120}")[:n_treatments]
+    graded += (run * (cells % 8 == 0), run * (cells % 6), texts, decided, ("7",) * n)
+    return mi.AccuracyResults(
+        problems(n), names, *graded, settings={"model": "tiny", "reference": "Mless"}, seed=3, **more
+    )
+
+
 def checked() -> mi.ClaimChecks:
     attenuation, uniform = CLAIMS["attenuation"], CLAIMS["more_uniform"]
     checks = (
@@ -414,6 +431,13 @@ def checked() -> mi.ClaimChecks:
     )
     settings = {"model": "tiny", "heads": "L0H1", "insertion": "Mless", "n_problems": 6}
     return mi.ClaimChecks(checks, settings, twins=(mi.ClaimChecks(checks, settings),))
+
+
+def judged(*verdicts: str) -> Any:
+    """Four claims, two of each verdict."""
+    claims = zip(CLAIMS.values(), 2 * verdicts, strict=False)
+    checks = (replace(checked().checks[0], claim=claim, verdict=verdict) for claim, verdict in claims)
+    return mi.ClaimChecks(tuple(checks), checked().settings)
 
 
 def hook_compared(n: int = 4) -> mi.HookComparison:
@@ -603,7 +627,9 @@ RESULTS: dict[str, Callable[[], Any]] = {
 NOTHING = np.zeros((12, 0))
 OTHERS: dict[str, Callable[[], Any]] = {
     "StudyResult with answers": lambda: replace(
-        studied(20), answers=replace(answered(n=20), treatments=("none", "slashes", "he"))
+        studied(20),
+        answers=replace(answered(n=20), treatments=("none", "slashes", "he")),
+        settings=studied(20).settings | {"dtype": "bfloat16", "resolution": 2e-3},
     ),
     "LocatedHeads, confirmed": lambda: replace(located(), confirmation=confirmed()),
     "LocatedHeads, lowering, in bfloat16": lambda: turned(located(), settings=LOCATING | {"dtype": "bfloat16"}),
@@ -682,7 +708,14 @@ OTHERS: dict[str, Callable[[], Any]] = {
     ),
     "RunsCompared of sweeps": lambda: mi.compare_runs({"one": patched(12), "other": patched(4)}),
     "RunsCompared of answers": lambda: mi.compare_runs(dict.fromkeys(("one", "other"), answered(n=20))),
-    "Comparisons, several sure": lambda: answered(0.5, n=120).compare_all(),
+    "ClaimChecks, two of each": lambda: replace(
+        judged("agrees", "disagrees"), twins=(judged("cannot tell", "agrees"),)
+    ),
+    "Enrichment over problems": lambda: replace(enriched(), settings={"n_problems": 12}),
+    "Comparisons, several sure": lambda: asked_twice().compare_all("none", grader="paper"),
+    "AccuracyResults of two answers": asked_twice,
+    "AccuracyResults of one treatment": lambda: asked_twice(1),
+    "AccuracyResults of two treatments": lambda: asked_twice(2, groups=tuple(f"g{at % 15}" for at in range(30))),
 }
 """The same in other cases, where other things are said of them."""
 

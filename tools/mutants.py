@@ -52,6 +52,10 @@ OF_SCORES = (
     ),
     *("AttentionProfile of one problem", "SegmentAttention of two conditions", "SegmentAttention without a question"),
 )
+OF_ANSWERS = (
+    "Comparisons, several sure",
+    *(f"AccuracyResults of {what}" for what in ("two answers", "one treatment", "two treatments")),
+)
 GROUPS = f"{LAWS}::test_a_problem_given_thrice_as_a_group_counts_once"
 
 
@@ -205,9 +209,20 @@ ROOMS = {
         (
             *files("answers", "decoding evaluate results"),
             *only(TOLD, "AccuracyResults Comparison Comparisons"),
+            *(f"{TOLD}[{name}]" for name in OF_ANSWERS),
+            *only(KEPT, "answers answers_otherwise"),
+            EXPRESSIONS,
         ),
     ),
-    "paper": Room(("mless_interp/paper/*.py",), ("tests/paper", *only(TOLD, "ClaimChecks Enrichment"))),
+    "paper": Room(
+        ("mless_interp/paper/*.py",),
+        (
+            "tests/paper",
+            *only(TOLD, "ClaimChecks Enrichment"),
+            f"{TOLD}[ClaimChecks, two of each]",
+            f"{TOLD}[Enrichment over problems]",
+        ),
+    ),
     "views": Room(  # without those that need a browser
         ("mless_interp/views/*.py",),
         (
@@ -225,7 +240,7 @@ ROOMS = {
     ),
     "runtime": Room(
         modules("runtime", "columns engines loop results text_safety"),
-        ("tests/runtime",),
+        ("tests/runtime", EXPRESSIONS),
         leaves_out=r"engines\.(RayWorkers|_Worker|_pickled|_ray)\b",
     ),
     "precision": Room(

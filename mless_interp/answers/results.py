@@ -401,7 +401,7 @@ class AccuracyResults(Result):
         """Return the table, with the changes."""
         printed, table = self.printed(), self.table()
         table = printed.join(table.drop(columns=printed.columns, errors="ignore"))
-        against = f"; changes against {self.compare_all().reference!r}" * (len(self.treatments) > 1)
+        against = f"; changes against {self.compare_all().reference!r}" if len(self.treatments) > 1 else ""
         caption = f"Answers by treatment: shares of problems, graded strictly, and as the paper grades{against}."
         return Shown((ShownTable(table, caption, dict.fromkeys(table, "") | {"n_tokens": "tokens of an answer"}),))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -203,7 +203,7 @@ def says(column: pd.Series) -> bool:
     return bool((column.notna() & (column.astype(object) != "")).any())
 
 
-def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str) -> list[Cell]:
+def _numbers(values: Sequence[Any], ends: Sequence[Sequence[Any]], role: str) -> list[Cell]:
     """Return numbers of one column and the `ends` of their intervals, signed if any is negative, with equally many decimals;
     where the largest is 100 or more, with four digits of each."""
     scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
@@ -223,8 +223,9 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str)
         return f"{value:.2g}" if role == "p" else _number(scale * float(value), decimals, signed)
 
     cells = []
-    for value, pair in zip(values, zip(*ends, strict=True) if ends else repeat(()), strict=False):
-        row = max(0, 3 - math.floor(math.log10(max(1.0, _largest([value, *pair]))))) if large else decimals
+    for at, value in enumerate(values):
+        pair = [end[at] for end in ends]
+        row = max(0, 4 - len(str(int(_largest([value, *pair]))))) if large else decimals
         limits = f"[{', '.join(number(end, row) for end in pair)}]" if pair and not any(map(pd.isna, pair)) else ""
         undefined = pd.isna(value)
         cells.append(Cell(limits=limits) if undefined else Cell(f"{number(value, row)}{unit}", _key(value), limits))
@@ -275,7 +276,7 @@ class Table(pd.DataFrame):
 
     def to_csv(self, path_or_buf: object = None, **options: object) -> object:
         """Write it as pandas does, the texts in cells, index and heading with `'` before what would be a formula."""
-        safe = pd.DataFrame(self, copy=True)
+        safe = pd.DataFrame(self).copy()
         for place, kind in enumerate(safe.dtypes):
             if not pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_datetime64_any_dtype(kind):
                 safe.isetitem(place, safe.iloc[:, place].astype(object).map(neutral))

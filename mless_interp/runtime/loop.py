@@ -134,7 +134,7 @@ def over_problems(
                 saved.join()
                 if len(saved) > seen:
                     since, seen = time.monotonic(), len(saved)
-                found |= kept()
+                found = kept()
                 if len(found) == len(ids):
                     break
                 if (left := since + shard.wait - time.monotonic()) <= 0:

@@ -15,7 +15,6 @@ from mless_interp.answers import AccuracyResults, Treatment, evaluate_accuracy, 
 from mless_interp.answers import evaluate as evaluate_module
 from mless_interp.answers.decoding import Request
 from mless_interp.answers.engines import generate_completions
-from mless_interp.answers.treatments import as_treatments
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
@@ -182,24 +181,6 @@ def test_another_question_or_answer_of_a_kept_problem_is_answered_and_graded_aga
     found = evaluate_accuracy(demo, [*problems[:3], *others], [None], checkpoint=path, **QUICK)
     assert len(made) == 2
     assert found.to_frame().equals(evaluate_accuracy(demo, [*problems[:3], *others], [None], **QUICK).to_frame())
-
-
-# ---------------------------------------------------------------------------------------------------------- treatments
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: as_treatments(["mless"]), "None, an Insertion, an ARM or a Treatment, got 'mless'"),
-        (lambda: as_treatments([Head(0, 1)]), "heads are knocked out with Treatment.insertion=..., knockout="),
-        (lambda: as_treatments([]), "there are no treatments"),
-        (lambda: as_treatments([Treatment(SLASHES), Treatment(SLASHES)]), "is named twice"),
-        (lambda: Treatment(knockout=["L0H1"]), "a knockout hides the inserted tokens from heads, so it needs"),
-    ],
-)
-def test_what_is_no_treatment_is_said(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()
 
 
 # ------------------------------------------------------------------------------------------------------------- messages

@@ -64,6 +64,7 @@ def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> Non
 def test_keys_do_not_depend_on_order_and_values_become_plain() -> None:
     nan = float("nan")
     assert key_of({"a": 1, "b": nan}) == key_of({"b": nan, "a": 1}) != key_of({"a": 1.0, "b": nan})
+    assert key_of([]) == "4f53cda18c2baa0c", "kept files name it"
     odd = {1: (np.float32(0.5), {2}, Path("x"), None, True), "a": np.eye(2, dtype=int), "n": np.int64(3)}
     assert json.dumps(plain(odd)) == '{"1": [0.5, [2], "x", null, true], "a": [[1, 0], [0, 1]], "n": 3}'
 
@@ -72,6 +73,7 @@ def test_keys_do_not_depend_on_order_and_values_become_plain() -> None:
     ("changes", "message"),
     [
         ({"edit": "knockout"}, "edit was 'z', now 'knockout'; use the old settings, choose another file, or delete"),
+        ({"model": "x"}, "model was {'dtype': 'float32'}, now 'x'; use"),
         ({"model": {"dtype": "float16"}}, "model.dtype was 'float32', now 'float16'; use"),
         (dict.fromkeys("pqrst", 1), "p was None, now 1, q was None, now 1, r was None, now 1 and 2 more; use"),
     ],
@@ -133,7 +135,7 @@ def test_a_damaged_file_is_refused_by_name_and_line_and_stays(begun: Path, what:
 
 def test_a_file_that_is_no_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    for text in ("my notes", "[]\n", '{"id": "a"}\n'):
+    for text in ("my notes", "[]\n", '{"id": "a"}\n', "[" * 10**5 + "\n"):
         path.write_text(text)
         with pytest.raises(
             ValueError, match="mine.jsonl is no checkpoint of this toolkit, or its first line is damaged"

@@ -17,7 +17,7 @@ from small_results import KEPT, OTHERS, RESULTS, told
 
 import mless_interp as mi
 from mless_interp.runtime.columns import ENDS, WIDTH, Table
-from mless_interp.runtime.results import Result, largest_first, of_heads, put, rows_of, stacked, tidy
+from mless_interp.runtime.results import Result
 
 EVERY = pytest.mark.parametrize("name", RESULTS)
 
@@ -165,25 +165,3 @@ def test_a_fresh_process_reads_all_of_them(kept: Path) -> None:
     code = f"import mless_interp as mi; print(*(type(made).__name__ for made in mi.load({str(kept)!r}).values()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [*RESULTS, "dict"]
-
-
-def test_cells_of_heads_and_tidy_rows_by_hand() -> None:
-    values = np.arange(12.0).reshape(2, 2, 3)
-    assert of_heads(values, [mi.Head(1, 2), mi.Head(0, 1)]).tolist() == [[5.0, 1.0], [11.0, 7.0]]
-    table = tidy({"problem": ("a", "b"), "n": [1, 2]}, y=np.array([[1.0, 2.0], [3.0, 4.0]]))
-    assert table.to_dict("list") == {"problem": ["a", "a", "b", "b"], "n": [1, 2, 1, 2], "y": [1.0, 2.0, 3.0, 4.0]}
-    heads = pd.DataFrame({"layer": 0, "head": [0, 1, 2], "x": [-1.0, 3.0, np.nan], "none": np.nan})
-    largest = largest_first(heads, "x")
-    assert largest["head"].tolist() == [1, 0, 2] and largest.index.tolist() == [0, 1, 2]
-    found: Any = {}
-    for layer, name in ((0, "base"), (1, "base"), (1, "gap")):
-        put(found, "m", name, layer, [layer, 5.0], shape=(2, 2))
-    told = {name: array.tolist() for name, array in found["m"].items()}
-    assert repr(told) == "{'base': [[0.0, 5.0], [1.0, 5.0]], 'gap': [[nan, nan], [1.0, 5.0]]}"
-    one, other = {"b": {"base": [1]}, "a": {"base": [3]}}, {"b": {"base": [5]}, "a": {"base": [7]}}
-    both = stacked([one, other], ["a", "b", "c"])
-    assert list(both) == ["a", "b"] and both["b"]["base"].tolist() == [[1.0], [5.0]]
-    assert list(stacked([one])) == ["b", "a"] and stacked([one])["a"]["base"].dtype == float
-    rows = rows_of(["p", "q"], [mi.Head(1, 2), mi.Head(0, 1)], values, "m", contrast="c")
-    assert list(rows) == ["problem", "contrast", "layer", "head", "label", "metric", "value"]
-    assert rows["label"].tolist() == ["L1H2", "L0H1"] * 2 and rows["value"].tolist() == [5.0, 1.0, 11.0, 7.0]

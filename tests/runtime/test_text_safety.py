@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as texts
 from small_results import RESULTS
 
-from mless_interp.runtime.columns import ENDS, Column, Table, TextTable, column_of, neutral
-from mless_interp.runtime.text_safety import one_line, visible
+from mless_interp.runtime.columns import Column, Table, TextTable, neutral
 
 ACTS = "\x1b[31m\x1b]0;title\x07\b\r\x00\x7f\x9b31m\u202e\u2066\u2028\ud800\ufeff"
 FORMULAS = ("=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "'=1", "＝1")
@@ -32,23 +31,6 @@ def test_nothing_that_acts_is_printed(name: str) -> None:
     assert "<b>" not in page
 
 
-def test_texts_are_shown_by_their_codes() -> None:
-    assert visible("a\x1b\x9b\u202e\n\tb") == "a\\x1b\\x9b\\u202e\n\tb"
-    assert one_line("a\n\tb") == "a\\n\\tb" and visible(visible(ACTS)) == visible(ACTS)
-    table = pd.DataFrame({"a\x1b": ["x\x1b[2J\ny", None], "n": [1.5, np.nan], "b": [True, False]})
-    shown = TextTable.of(table, "")
-    assert "\x1b" not in "".join(shown.lines()) and len(shown.lines()) == 3 and "x\\x1b[2J\\ny" in shown.lines()[1]
-    assert "<i>" not in TextTable.of(pd.DataFrame({"<i>": ["<i>"]}), "").html()
-
-
-def test_columns_that_are_not_declared_mean_what_their_names_say() -> None:
-    for name, role in {"p_x": "p", "x_p": "p", "x_k": "of x_n", "x_n": "later", "x_control": "", "x": ""}.items():
-        assert column_of(name) == Column(name, name.replace("_", " "), role=role)
-    for end, meaning in ENDS.items():
-        role = "" if end == "_control" else "later"
-        assert column_of(f"layer{end}") == Column(f"layer{end}", f"layer {end[1:]}", f"zero-based{meaning}", role=role)
-
-
 NAN, INF = np.nan, np.inf
 
 
@@ -56,17 +38,18 @@ NAN, INF = np.nan, np.inf
     ("role", "values", "ends", "shown"),
     [
         ("share", [0.5, -0.25, NAN, INF, 0.004], (), "50 %|-25 %|–|∞ %|0 %"),
-        ("points", [0.0123, 0.5, 0.0, 1e-5], (), "+1.2|+50.0|0.0|+0.001"),
+        ("points", [0.0123, 0.5, 0.0, 1.234e-5], (), "+1.2|+50.0|0.0|+0.00123"),
         ("points", [0.5, 0.25], ([0.4, 0.1], [0.6, 0.3]), "+50.0 [+40.0, +60.0]|+25.0 [+10.0, +30.0]"),
         ("count", [1.0, 2.5, 100.0], (), "1.0|2.5|100.0"),
         ("p", [0.01234, 1e-9], (), "0.012|1e-09"),
         ("level", [-0.5, 0.25], (), "-0.5000|0.2500"),
-        ("", [-0.5, 0.25, 0.0, 1e-13, -INF], (), "-0.5000|+0.2500|0.0000|0.0000|-∞"),
+        ("", [-0.5, 0.25, 0.0, 1e-13, 1e-12, -INF], (), "-0.5000|+0.2500|0.0000|0.0000|+1e-12|-∞"),
         ("", [0.0, 0.25, 5e-5, 4e-5], (), "0.0000|0.2500|0.0001|4e-05"),
         ("", [100.0, 12.345678, 1.5, 0.5, 12345.678, NAN, INF], (), "100.0|12.35|1.500|0.500|12346|–|∞"),
         ("", [99.9999999999, 0.5], (), "100.0|0.500"),
         ("", [0.5, NAN, 0.25], ([0.4, 0.1, NAN], [0.6, 0.2, 0.3]), "0.5000 [0.4000, 0.6000]|– [0.1000, 0.2000]|0.2500"),
-        ("", [20.0, -3.0], ([10.0, -1000.0], [30.0, 5.0]), "+20.00 [+10.00, +30.00]|-3 [-1000, +5]"),
+        ("", [0.0512, -3.0], ([-10.0, -1000.0], [30.0, 5.0]), "+0.0512 [-10.00, +30.00]|-3 [-1000, +5]"),
+        ("", [100.0, 0.00412], ([0.0, 0.0], [200.0, 2.0]), "100.0 [0.0, 200.0]|0.004 [0.000, 2.000]"),
         ("of n", [1, 2, 3, 0], (), "1/4|2/4|3/4|–"),
         ("text", [True, False, "a", None], (), "yes|no|a|–"),
     ],
