@@ -24,7 +24,12 @@ import mless_interp as mi
 from mless_interp import statistics as st
 from mless_interp.answers import treatments
 from mless_interp.core import arguments, heads
+from mless_interp.ground_truth import compare_hook, roles
+from mless_interp.ground_truth import tokenizer as planted_words
 from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
+from mless_interp.models import arithmetic, checks, info, load_options, memory, replay, sites, traced_ops
+from mless_interp.models import transformer_lens as converted
+from mless_interp.models import weights as held_weights
 from mless_interp.prompts import conditions, insertions, own_ids, pairs, problems, prompt, texts, token_classes
 from mless_interp.runtime import columns, engines, loop, results, text_safety
 from mless_interp.scores import catalogue, streaming
@@ -83,6 +88,15 @@ def t(*values: object) -> torch.Tensor:
 def m(marks: str) -> torch.Tensor:
     """A mask: `m("011")`."""
     return torch.tensor([mark == "1" for mark in marks])
+
+
+def cast(**asked: Any) -> list[Any]:
+    """Who plays what in a planted model, what each must show, and its share and gain."""
+    left_out = "readers mediators decoys copier n_layers conditional relayed recalls reads_from".split()
+    given: Any = {**dict.fromkeys(left_out), "n_heads": 8, "null": False, "against": (), "combine": "sum", **asked}
+    made = roles.Roles.fill(**given)
+    shown = {(head, of): made.expected(head, of) for head in made.kinds for of in ("content", "computed")}
+    return [made.kinds, made.n_layers, made.edges(), shown, made.threshold, *roles.shares_and_gains(made, 1)]
 
 
 def told(value: Any) -> str:

@@ -113,6 +113,8 @@ ROOMS = {
         (
             *files("models", "small_parts decoders contract"),
             f"{OTHERS}sinks_and_latent_keys_act_as_the_layers_say",
+            f"{OTHERS}positions_of_a_table_are_whole_numbers",
+            EXPRESSIONS,
         ),
         speaks_of=rf"^(?!.*({PLACES}))",
     ),
@@ -126,6 +128,7 @@ ROOMS = {
             f"{OTHERS}a_users_own_hooked_transformer_of_another_build",
             f"{OTHERS}positions_of_a_table_are_whole_numbers",
             f"{OTHERS}granite_shows_and_takes_what_is_added_scaled",
+            EXPRESSIONS,
         ),
         speaks_of=rf"^(?!.*({PLACES}))",
     ),
@@ -143,6 +146,7 @@ ROOMS = {
                     "products_are_in_tf32_on_a_device_within_passes_alone",
                 )
             ),
+            EXPRESSIONS,
         ),
     ),
     "patching": Room(
@@ -198,7 +202,8 @@ ROOMS = {
         ),
     ),
     "ground_truth": Room(
-        ("mless_interp/ground_truth/*.py",), ("tests/ground_truth", *only(TOLD, "Certificate HookComparison"))
+        ("mless_interp/ground_truth/*.py",),
+        ("tests/ground_truth", EXPRESSIONS, *only(TOLD, "Certificate HookComparison")),
     ),
     "grading": Room(
         modules("answers", "graders latex math_verify_process same_answer"),

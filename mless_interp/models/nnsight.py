@@ -159,10 +159,10 @@ class NnsightModel(HuggingFaceModel):
         own = [] if self.remote else [self._attention(layer) for layer in range(info.n_layers)]
         with own_windows_lifted(own, masks):
             found = _walked(self.underlying, prompt, options, steps, plan)
+        logits = found.pop("logits", None)
         for name, kept_there in found.items() if self.remote else ():  # in the order of the pass, as reducers expect
-            if name != "logits":
-                taps[name].keep(kept_there)  # type: ignore[misc]
-        return found.get("logits")
+            taps[name].keep(kept_there)  # type: ignore[misc]
+        return logits
 
     def _steps(self, layer: int, taps: Taps, mask: int | None) -> Iterator[Step]:
         """Yield what `traced_ops.walked` does in a layer, in the order of the forward pass; its mask right after its input."""

@@ -202,15 +202,15 @@ class Stepper:
             for layer in range(first, self.layers.n_layers):
                 place = receiving.resid_pre[layer].device
                 resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split
-                each = positions.repeat_interleave(len(resid) // batch, 0) if batch > 1 else positions
+                each = positions.repeat_interleave(len(resid) // batch, 0)
                 q, k, v = self.layers.project(layer, resid.to(receiving.z[layer].dtype), each)
                 gate = None
                 if gates is not None and gated is not None and (not gated_layers or layer in gated_layers):
                     gate = gates[:, layer].to(place), gated.to(place)
                 if gate is not None and gated_layers and layer == first:
                     # rows do not differ yet: a head's output is one of two, with its gate open or closed
-                    both = torch.stack([torch.ones_like(gate[0][0]), torch.zeros_like(gate[0][0])])
-                    z = self._attend(receiving, layer, q, k, v, gate=(both, gate[1]))
+                    open_one = torch.ones_like(gate[0][:1])
+                    z = self._attend(receiving, layer, q, k, v, gate=(torch.cat([open_one, 1 - open_one]), gate[1]))
                     opened, closed = rearrange(z, "(b two) dest h d -> two b 1 dest h d", two=2)
                     z = torch.where(rearrange(gate[0], "row h -> row 1 h 1") == 1, opened, closed).flatten(0, 1)
                     resid = resid[::2].repeat_interleave(n_rows, 0)

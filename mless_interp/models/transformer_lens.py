@@ -277,8 +277,7 @@ class BridgeModel(HuggingFaceModel):
         super().__init__(bridge, bridge.original_model, name=name, tokenizer=tokenizer)
 
     def _attention(self, layer: int) -> nn.Module:
-        known = self.parts[layer].attention if self.parts else None
-        return unwrapped(self.underlying.blocks[layer].attn) if known is None else known
+        return unwrapped(self.underlying.blocks[layer].attn)
 
     @cached_property
     def _points(self) -> dict[str, Foreign]:

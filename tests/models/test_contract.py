@@ -10,6 +10,7 @@ from models_under_test import loaded, logits_of, pairs_for, without_stepper
 
 from mless_interp.models.base import Model
 from mless_interp.models.info import Inputs, LeanAttentionError, ModelError
+from mless_interp.models.nnsight import _operations_of_its_kind
 from mless_interp.models.sites import SITES, site
 
 EDITABLE = [name for name in SITES if name != "hook_resid_mid"]
@@ -150,6 +151,8 @@ def test_a_site_that_an_architecture_lacks_is_refused_by_name(asked: str, backen
 def test_nnsight_and_bridge_are_equal_and_fused_attention_has_no_pattern(architecture: str, tiny_model_dir) -> None:
     bridge, nnsight = (loaded(tiny_model_dir(architecture), backend) for backend in ("bridge", "nnsight"))
     lean = loaded(tiny_model_dir(architecture), "nnsight", attention="sdpa")
+    for model in (nnsight, lean):
+        assert _operations_of_its_kind(model.underlying, model.tokenizer) == model.operations
     with pytest.raises(LeanAttentionError, match="attn_implementation="):
         lean.run(torch.tensor([[1, 2]]), capture={"blocks.0.attn.hook_pattern": None})
     for name in ("base", "inserted", "masked", "gap", "held"):

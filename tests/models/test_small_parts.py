@@ -1,8 +1,7 @@
-"""Small parts by hand: how many rows fit, what inputs and rules say, how far two sides are apart, what names mean."""
+"""Small parts by hand: how many rows fit, what inputs and rules say, what names mean."""
 
 import copy
 import json
-import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from models_under_test import planted_here, without_stepper
 import mless_interp as mi
 from mless_interp.models import info, memory
 from mless_interp.models.base import refuse_without_gradients
-from mless_interp.models.checks import Finding, apart, size, worst
 from mless_interp.models.hugging_face import _from_pretrained, quantisation_of
 from mless_interp.models.load import context_of, shape_of, source_of, tokenizer_of_model
 from mless_interp.models.load_options import ADAPTER, Loading, check_tokenizer, first_line
@@ -68,30 +66,6 @@ def test_a_pass_is_worth_threads_and_its_place_has_a_name(monkeypatch: pytest.Mo
         assert found == {"device": "A and B", "torch": torch.__version__, "products": products}
     with pytest.raises(MemoryError):
         memory.halved(1, MemoryError())
-
-
-def test_geometry_names_heads_and_layers() -> None:
-    info = replace(INFO, n_layers=2, n_heads=3)
-    assert (info.n_cached, replace(info, d_cached=7).n_cached) == (32, 7)
-    assert [*map(str, info.chosen(layers=[1], what="test"))] == ["L1H0", "L1H1", "L1H2"]
-    assert info.chosen(["L1H2", mi.Head(0, 0)], what="test") == (mi.Head(1, 2), mi.Head(0, 0))
-    assert info.mask_of([mi.Head(1, 0)]).tolist() == [[False] * 3, [True, False, False]]
-    for given, message in (
-        ({"heads": [], "what": "test"}, "no heads to test: name at least one"),
-        ({"layers": [2], "what": "test"}, r"layer 2 is out of range \(zero-based\): 0 to 1"),
-        ({"heads": ["L0H0"], "layers": [0], "what": "test"}, "give heads or layers, not both"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            info.chosen(**given)
-
-
-def test_two_sides_are_as_far_apart_as_their_largest_difference() -> None:
-    a, b = torch.tensor([1.0, -4.0]), torch.tensor([1.5, -4.0])
-    assert apart(a, b) == Finding(0.5, 4.0) and apart(a, b, scale=2.0).relative == 0.25
-    assert apart(a, torch.tensor([math.nan, 0.0])) == Finding(math.inf, 4.0) and size(a) == 4.0
-    assert apart(a[:0], b[:0]) == Finding(0.0, 0.0) and Finding(0.0, 0.0).relative == 0.0
-    assert Finding(1.0, 0.0).relative == Finding(math.nan, 1.0).relative == math.inf
-    assert worst([Finding(1.0, 4.0), Finding(1.0, 2.0), Finding(1.0, 3.0)]) == Finding(1.0, 2.0)
 
 
 def test_a_gate_that_is_not_there_is_not_edited() -> None:
