@@ -359,22 +359,15 @@ def check_length(insertion: Insertion, context: int | None, name: str) -> None:
         raise ValueError(f"{told}: insert fewer tokens")
 
 
-def over_pairs(
-    model: Model,
-    pairs: Sequence[PromptPair],
-    compute: Compute,
-    *,
-    prompts: Sequence[object] | None = None,
-    **options: Any,
-) -> list[Any]:
+def over_pairs(model: Model, pairs: Sequence[PromptPair], compute: Compute, **options: Any) -> list[Any]:
     """Run `over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
 
     def in_turn(unit: Unit, tick: Tick) -> Sequence[object]:
         with model.turn(of_passes=False):  # as the model's identity says, also what is made of its passes
             return compute(unit, tick)
 
-    told = [pair.fingerprint() for pair in pairs] if prompts is None else prompts
-    return over_problems([pair.id for pair in pairs], in_turn, prompts=told, engine=model.engine, **options)
+    given = {"prompts": [pair.fingerprint() for pair in pairs], "engine": model.engine} | options
+    return over_problems([pair.id for pair in pairs], in_turn, **given)
 
 
 def pairs_like(model: object, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:

@@ -75,7 +75,7 @@ def spaced(form: str) -> Any:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>")
 
 
 TWICE = Problem("p", "a b?", "3", extra={"hint": "ab."})
@@ -92,6 +92,7 @@ TWICE = Problem("p", "a b?", "3", extra={"hint": "ab."})
         (Insertion.from_key("hint"), ["▁a", "b", "."]),
         (Insertion.meaningless(" /", 3), ["▁/"] * 3),
         (Insertion.meaningless("/", 3), ["/"] * 3),
+        (Insertion.meaningless("/<eos>", 4), ["/", "<eos>"] * 2),
         (Insertion.meaningful("a", 3), ["▁a"] * 3),
         (Insertion.text("ab"), ["a", "b"]),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mless_interp.prompts.problems import Problem, distinct, groups_of, load_problems, overlap, whole_groups
+from mless_interp.prompts.problems import Problem, groups_of, load_problems, overlap, whole_groups
 
 Write = Callable[..., Path]
 
@@ -103,21 +103,6 @@ def test_the_data_sets_hold_no_variants(math500_path: Path) -> None:
 
 def problem(name: str, question: str = "What is 1 ?", **more: Any) -> Problem:
     return Problem(name, question, **{"answer": "1", **more})
-
-
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        (problem("a", "another"), "the problem id 'a' is given twice"),
-        (problem("b"), "problem 'b' asks the same as 'a'.*unit of replication"),
-        (problem("b", " what  IS\n1 ?"), "problem 'b' asks the same as 'a'"),
-    ],
-)
-def test_a_problem_counts_once(second: Problem, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        distinct([problem("a"), second])
-    asked = (problem("a"), problem("b", "What is 2 ?"), problem("c", answer="2"), problem("d", system="Y"))
-    assert distinct(asked) == asked
 
 
 STORY = (
