@@ -170,8 +170,8 @@ def short_pairs(
             continue
         if len(set(span)) == 1:
             behind = replace(insertion, before=None, after="question")
-            last = [pair for pair in pairs_of_any(model, asked[-1:], behind) if pair.answer_ids]
-            return (*pairs_of_any(model, asked, insertion), *followed(last))
+            last = [pair for pair in pairs_of_any(model, asked[-1:], behind, template="raw") if pair.answer_ids]
+            return (*pairs_of_any(model, asked, insertion, template="raw"), *followed(last))
     raise ModelError(
         f"none of {', '.join(map(repr, UNITS))} is a single token of {model.info.name}'s tokenizer; give pairs of your own"
     )

@@ -84,7 +84,7 @@ def _pair(given: Mapping[str, Any], known: Mapping[int, str]) -> PromptPair:
                 f"read, got {span!r}"
             )
     elif other:
-        start = stop = next(at for at, (here, there) in enumerate(zip(ids, other, strict=True)) if here != there)
+        start = stop = next(at for at in range(len(ids)) if ids[at] != other[at])
     else:
         raise ValueError("give a span whose effect is asked for, or a clean prompt of the same length")
     words = lambda some: " ".join(known.get(token, str(token)) for token in some)  # noqa: E731

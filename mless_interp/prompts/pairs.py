@@ -374,11 +374,12 @@ def pairs_like(model: object, pairs: Sequence[PromptPair], insertion: Insertion)
     """Make the same problems' pairs with another insertion there, as long as each one's own where their lengths differ."""
     placed = insertion.placed_as(pairs[0].insertion)
     several = placed.n_tokens is not None and len({pair.n_inserted for pair in pairs}) > 1
-    fits = (replace(placed, n_tokens=pair.n_inserted) if several else placed for pair in pairs)
-    made = (
-        pairs_of_any(model, [pair.problem], one, template=pair.template) for pair, one in zip(pairs, fits, strict=True)
-    )
-    return tuple(pair for (pair,) in made)
+
+    def made(pair: PromptPair) -> PromptPair:
+        one = replace(placed, n_tokens=pair.n_inserted) if several else placed
+        return pairs_of_any(model, [pair.problem], one, template=pair.template)[0]
+
+    return tuple(map(made, pairs))
 
 
 @checked
@@ -404,7 +405,7 @@ def make_pairs(
 
 
 def pairs_of_any(
-    model: object, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
+    model: object, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template
 ) -> tuple[PromptPair, ...]:
     """Run `make_pairs` of whatever the tokenizer makes of the problems' words, for what holds for any tokens."""
     tokenizer, info, made = tokenizer_of(model), getattr(model, "info", None), template_named(template)
