@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, one_of
+from ..core.arguments import Arguments, checked, one_of
 from ..models.base import Model
 from ..models.info import Inputs, ModelInfo
 from ..runtime.checkpoint import key_of, plain
@@ -366,7 +366,7 @@ def over_pairs(model: Model, pairs: Sequence[PromptPair], compute: Compute, **op
         with model.turn(of_passes=False):  # as the model's identity says, also what is made of its passes
             return compute(unit, tick)
 
-    given = {"prompts": [pair.fingerprint() for pair in pairs], "engine": model.engine} | options
+    given: Arguments = {"prompts": [pair.fingerprint() for pair in pairs], "engine": model.engine} | options
     return over_problems([pair.id for pair in pairs], in_turn, **given)
 
 
