@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from conftest import qwen2_tokenizer, word_tokenizer
 from jaxtyping import config
-from small_results import between_segments, certified, rated, scored, uneven
+from small_results import answered, asked_twice, between_segments, certified, rated, scored, uneven
 
 import mless_interp as mi
 from mless_interp import statistics as st

@@ -51,9 +51,9 @@ def skewed() -> Any:
 
 
 def large() -> Any:
-    """30 heads in each of 16 layers, each with an effect of its own."""
-    heads = tuple(mi.Head(layer, head) for layer in range(16) for head in range(30))
-    values = np.linspace(-0.5, 1, 480).reshape(16, 30) + small.spread(4)[:, None, None]
+    """28 heads in each of 28 layers, each with an effect of its own."""
+    heads = tuple(mi.Head(layer, head) for layer in range(28) for head in range(28))
+    values = np.linspace(-0.5, 1, 784).reshape(28, 28) + small.spread(4)[:, None, None]
     return replace(small.patched(), heads=heads, patched=values)
 
 
@@ -86,6 +86,10 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "head_map, lowered": lambda: views.head_map(small.located(-1.0)),
     "head_map, needed": lambda: views.head_map(needed()),
     "direct_bars, many": lambda: views.direct_bars(many()),
+    "direct_bars, no effect": lambda: views.direct_bars(replace(small.directed(), total=small.spread(12))),
+    "activation_histograms, total": lambda: views.activation_histograms(small.activations(), contrast="total"),
+    "mediation, of heads": lambda: views.mediation(replace(small.mediated(), settings={"heads": ["L0H1", "L0H2"]})),
+    "summary_plot, a column": lambda: views.summary_plot(small.answered(n=20).compare_all(), value="lost"),
     "head_map, lam": lambda: views.head_map(small.decomposed(n=9), value="lam_minus_uniform", top=0),
     "head_map, 4 problems": lambda: views.head_map(small.patched(4), value="median"),
     "head_map, doses": lambda: views.head_map(small.doses()),
@@ -143,6 +147,7 @@ def page_of(result: Any, **options: Any) -> str:
     page = mi.Report("T", question="Q?", answer="A -> B.").result(result, **options)
     for each in view:
         page = page.view(each).prompt(ShownPrompt("c", "before", "/ /", "after"))
+        page = page.table(BARS, "Bars; c.", columns={"n": "N", "model": ""}, of=mi.ClaimChecks)
     run = {"repeat": "", "command": ["a b", 1], "list": [1.5, True, None], "long": list(range(13)), "in": {"x_y": {}}}
     run |= {"twelve": list(range(12)), "pairs": [[1], {}], "of": 1234567.89, "no": False}
     whole = page.answered("So.").provenance(run).page()

@@ -52,6 +52,7 @@ OF_SCORES = (
     ),
     *("AttentionProfile of one problem", "SegmentAttention of two conditions", "SegmentAttention without a question"),
 )
+HOSTILE = "tests/views/test_hostile_names.py::test"
 OF_ANSWERS = (
     "Comparisons, several sure",
     *(f"AccuracyResults of {what}" for what in ("two answers", "one treatment", "two treatments")),
@@ -233,6 +234,9 @@ ROOMS = {
         (
             *files("views", "views circuitsvis"),
             "tests/views/test_hostile_names.py::test_what_can_be_drawn_stays_as_it_is",
+            *only(
+                f"{HOSTILE}_every_result_draws_itself_and_a_name_is_drawn_as_it_is_written", "AccuracyResults Mediation"
+            ),
         ),
     ),
     "damaged files": Room(
@@ -246,7 +250,8 @@ ROOMS = {
     "runtime": Room(
         modules("runtime", "columns engines loop results text_safety"),
         ("tests/runtime", EXPRESSIONS),
-        leaves_out=r"engines\.(RayWorkers|_Worker|_pickled|_ray)\b",
+        # Ray takes slow tests (test_workers.py); in a copy of the process mutmut sees no call (test_processes.py does)
+        leaves_out=r"engines\.(RayWorkers|_Worker|_pickled|_ray|_begin_copy|_in_copy)\b",
     ),
     "precision": Room(
         (

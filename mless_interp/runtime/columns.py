@@ -233,8 +233,7 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[Any]], role: str) ->
 
 
 def _largest(values: Sequence[Any]) -> float:
-    finite = [abs(float(value)) for value in values if not pd.isna(value) and math.isfinite(value)]
-    return round(max(finite, default=0.0), 9)
+    return round(max((abs(float(x)) for x in values if pd.notna(x) and math.isfinite(x)), default=0.0), 9)
 
 
 def _count(value: Any, of: Any) -> Cell:

@@ -395,6 +395,6 @@ def rows_per_head(problem_ids: Sequence[str], heads: Sequence[Head], values: Map
 
 def tidy(axes: Mapping[str, Any], **values: np.ndarray) -> pd.DataFrame:
     """Return one row per cell of arrays over these axes (in this order), a column per axis and per array."""
-    grid = dict(zip(axes, np.indices([len(labels) for labels in axes.values()]), strict=True))
-    columns = {name: np.asarray(labels)[grid[name].ravel()] for name, labels in axes.items()}
+    grid = np.indices([len(labels) for labels in axes.values()])
+    columns = {name: np.asarray(labels)[grid[at].ravel()] for at, (name, labels) in enumerate(axes.items())}
     return pd.DataFrame(columns | {name: array.ravel() for name, array in values.items()})
