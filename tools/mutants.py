@@ -264,6 +264,7 @@ ROOMS = {
             *files("models", "small_parts parts as_they_come"),
             "tests/models/test_checks.py::test_it_asks_what_it_asked_and_tells_what_it_found",
             "tests/patching/test_sweeps.py",
+            EXPRESSIONS,
         ),
     ),
     "devices": Room(

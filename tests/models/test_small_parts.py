@@ -242,6 +242,10 @@ def test_a_model_says_what_it_cannot_do_and_why(untyped: None) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             do()
+    sealed.tf32 = True
+    for said, products in (({}, "high"), ({"of_passes": False}, torch.get_float32_matmul_precision())):
+        with sealed.turn(**said):
+            assert torch.get_float32_matmul_precision() == products
     empty.hf_model = None
     assert grow(model) is None and grow(empty) is None and wrong.resolution == 1e-5 and not wrong.norms_attention
     for fine in (None, replace(WRONG, output_error=None), replace(WRONG, output_error=1e-3)):
@@ -284,6 +288,7 @@ def test_what_goes_in_and_is_read_up_to_its_borders() -> None:
         *((lambda layers=layers: model.replay(recording, layers, z.repeat(2, 1, 1, 1)), "row .2. in rising order, 0 to 1")
           for layers in ([-1, 0], [1, 0], [0, 2], [0])),
         (lambda: model.replay(recording, 1, z, logits_at=[0, 2]), "from position 1 on has no logits before it"),
+        *((lambda at=at: model.run(tokens, logits_at=at), "must be positions 0 to 2") for at in ([], [-1], [3], tokens)),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             do()
