@@ -93,7 +93,7 @@ class HeadScores(results.Result):
         """Return the mean over problems, `[layer, head]`; the median of metrics that may be infinite (`Metric.censored`)."""
         values = self.by_group(self.of(metric, condition))
         censored = metric_named(metric).censored
-        return median_interval(values, confidence=self.confidence).estimate if censored else defined_mean(values)
+        return median_interval(values).estimate if censored else defined_mean(values)
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
         """Return one row per head: each metric's mean over problems (median of those that may be infinite), its interval, the
