@@ -253,6 +253,20 @@ def kept_numbers(result: Result) -> dict[str, dict[str, Any]]:
     return made
 
 
+def kept_files(name: str) -> dict[str, int]:
+    """A number for the settings of each file of finished problems, without numbers that may be measured."""
+    folder, made = checkpoint_of(name).parent, {}
+    for file in sorted(each for each in folder.rglob("*") if each.is_file() and each.suffix != ".lock"):
+        told = json.loads(file.read_text().splitlines()[0], parse_float=lambda number: "")["settings"]
+        made[str(file.relative_to(folder))] = crc32(json.dumps({**told, "toolkit": ""}).encode())
+    return made
+
+
+def all_kept(name: str) -> dict[str, dict[str, Any]]:
+    """What is kept of an analysis."""
+    return kept_numbers(whole(name)) | {"files": kept_files(name)}
+
+
 KEPT = Path(__file__).with_name("kept_numbers.json")
 """What the analyses gave when this file was written. `python tests/analyses_under_test.py` writes it anew; run once more with
 ATEN_CPU_CAPABILITY=default in the surroundings, it empties what another processor's rounding changes."""
@@ -264,7 +278,7 @@ def as_kept(number: Any, kept: Any) -> bool:
 
 
 if __name__ == "__main__":
-    found = {name: kept_numbers(whole(name)) for name in ANALYSES | OTHERWISE}
+    found = {name: all_kept(name) for name in ANALYSES | OTHERWISE}
     known = json.loads(KEPT.read_text()) if "ATEN_CPU_CAPABILITY" in os.environ else found
     for name, table in ((name, table) for name, tables in found.items() for table in tables):
         kept = known[name][table]

@@ -23,13 +23,18 @@ from small_results import answered, asked_twice, between_segments, certified, ra
 import mless_interp as mi
 from mless_interp import statistics as st
 from mless_interp.answers import treatments
+from mless_interp.circuits import cells, circuit, head_sets, head_writes, judge, locate, paths, site_patches, transfer
 from mless_interp.core import arguments, heads
 from mless_interp.ground_truth import compare_hook, roles
 from mless_interp.ground_truth import tokenizer as planted_words
+from mless_interp.mechanism import activations as shifts
+from mless_interp.mechanism import decompose, mediation, span_reading
 from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
 from mless_interp.models import arithmetic, checks, info, load_options, memory, replay, sites, traced_ops
 from mless_interp.models import transformer_lens as converted
 from mless_interp.models import weights as held_weights
+from mless_interp.models.info import AttentionRule
+from mless_interp.patching import dose, effect, interventions, knockouts, outcomes, prepared, sweep, transplant
 from mless_interp.prompts import conditions, insertions, own_ids, pairs, problems, prompt, texts, token_classes
 from mless_interp.runtime import columns, engines, loop, results, text_safety
 from mless_interp.scores import catalogue, streaming
@@ -69,6 +74,25 @@ ASKED = mi.Problem(
 CLEAN = mi.pairs_from_ids([[5, 9, 9, 6, 7]], [[1, 2]], clean=[[5, 8, 9, 6, 8]])[0]
 INFO = certified().info
 POOL = [mi.Problem(f"q{at}", f"{'apples ' * at}are {at} + 2 ?", f"{at + 2}") for at in range(5)]
+STATE = interventions.LayerState(
+    *(torch.arange(12.0).sin().view(1, 3, 2, 2), torch.arange(10.0).cos().view(1, 5, 1, 2)),
+    *(torch.arange(10.0).view(1, 5, 1, 2), torch.arange(12.0).view(1, 3, 2, 2)),
+    *[torch.ones(5, 5).tril()[2:].bool()[None, None]] * 2,
+    *(AttentionRule(0.5), torch.tensor([[False, True, False, True, False]])),
+)
+"""The last three of five tokens, two heads that share keys, two inserted tokens."""
+T, H6 = 1 + AT / 50, tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
+JUDGED = {
+    name: T[:, None] * parts
+    for name, parts in zip(
+        judge.MEASURES,
+        np.array(
+            [[0.5, 0, 0.5, -0.3, 0, 0.02], [0.5, 0, 0, -0.3, 0.5, 0], [0, 0.4, 0, 0, 0, 0], [0, 0.4, 0.4, 0, 0, 0]]
+        ),
+        strict=True,
+    )
+}
+"""A total effect, and six heads' parts of it."""
 
 
 def pair(insertion: mi.Insertion | None = None, template: Any = "raw", **changes: Any) -> mi.PromptPair:

@@ -13,7 +13,7 @@ import pandas as pd
 import mless_interp as mi
 from mless_interp.answers.graders import GRADERS
 from mless_interp.answers.same_answer import GAVE_UP
-from mless_interp.circuits.head_sets import HeadSet
+from mless_interp.circuits.head_sets import SIDES, HeadSet
 from mless_interp.circuits.paths import Way
 from mless_interp.circuits.site_patches import Place, Site
 from mless_interp.ground_truth.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
@@ -653,6 +653,11 @@ OTHERS: dict[str, Callable[[], Any]] = {
         sets_found(), fresh_total=1.3 * sets_found().fresh_total, settings=SETTINGS | {"named_on_these": 3}
     ),
     "MinimalSets, no effect": lambda: replace(sets_found(), total=spread(12)),
+    "MinimalSets without any": lambda: replace(
+        sets_found(),
+        total=spread(12),
+        **{side: HeadSet(side, (), (), (), *[NOTHING] * 2, (), NOTHING) for side in SIDES},
+    ),
     "MinimalSets, no effect on fresh problems": lambda: replace(sets_found(), fresh_total=spread(12)),
     "CircuitCurve, chosen elsewhere": lambda: replace(curve(0.4, total=-1.0, n=8), chosen_elsewhere=True),
     "CircuitCurve without random orders": lambda: replace(curve(), orders=("a", "b"), values=curve().values[:, :2]),
@@ -668,6 +673,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "PositionMap, no effect": lambda: replace(spots(), total=spread(12)),
     "Circuit of all parts": whole_circuit,
     "Circuit of no head": lambda: mi.Circuit((), (), located(0.0)),
+    "Circuit of no given head": lambda: mi.Circuit((), ()),
     "PatchScores, raising": lambda: replace(patched(12, insertion="slashes", outcome="p"), confidence=0.9),
     "PatchScores, lowering, of variants": lambda: replace(swept(), donor=-np.ones(24), settings={"dtype": "float16"}),
     "PatchScores, nothing shown": lambda: replace(patched(24), patched=patched(24).patched / 100),

@@ -10,11 +10,11 @@ from analyses_under_test import (
     ANALYSES,
     KEPT,
     OTHERWISE,
+    all_kept,
     as_kept,
     asked,
     checkpoint_of,
     frames,
-    kept_numbers,
     long,
     whole,
 )
@@ -31,7 +31,7 @@ LONG = {"located", "located, screened", "sets"}
 @pytest.mark.parametrize("name", [*ANALYSES, *OTHERWISE])
 def test_it_gives_the_numbers_that_it_gave(name: str) -> None:
     kept = json.loads(KEPT.read_text())[name]
-    found = kept_numbers(whole(name))
+    found = all_kept(name)
     for table, numbers in kept.items():
         assert found[table].keys() == numbers.keys(), table
         for column, number in numbers.items():

@@ -156,7 +156,7 @@ ROOMS = {
             *files(
                 "patching", "sweeps patching prepared joint reads refused dose attribution interventions transplant"
             ),
-            *(TOLD, GROUPS),
+            *(TOLD, GROUPS, EXPRESSIONS),
             *only(
                 KEPT,
                 "patches attribution doses joint reads transplant patches_of_spans patches_everywhere patches_last",
@@ -168,9 +168,9 @@ ROOMS = {
     "locating": Room(
         modules("circuits", "judge locate located"),
         (
+            *only(KEPT, "located located_by_total"),  # first: what later tests look at again is made once
             *files("circuits", "judge locate confirmation control strata circuit_results"),
-            TOLD,
-            *only(KEPT, "located located_by_total"),
+            *(TOLD, EXPRESSIONS),
         ),
     ),
     "edges": Room(
@@ -178,7 +178,7 @@ ROOMS = {
         (
             *files("circuits", "paths sites importances circuit_results"),
             "tests/app/test_circuit.py",
-            TOLD,
+            *(TOLD, EXPRESSIONS),
             *only(KEPT, "direct paths sites positions direct_noising paths_noising sites_of_spans"),
             *only(KEPT, "positions_of_spans circuit"),
         ),
@@ -187,7 +187,7 @@ ROOMS = {
         modules("circuits", "head_sets head_writes transfer"),
         (
             *files("circuits", "minimal_sets curves head_writes transfer"),
-            TOLD,
+            *(TOLD, EXPRESSIONS),
             *only(
                 KEPT, "sets transfer writes curve curve_of_spans curve_of_exchanged transfer_to_masked writes_of_all"
             ),
@@ -197,7 +197,7 @@ ROOMS = {
         ("mless_interp/mechanism/*.py",),
         (  # without the MLPs of many architectures, which take minutes
             *files("mechanism", "activation_shift arm decompose mediation span_reading"),
-            *(TOLD, GROUPS),
+            *(TOLD, GROUPS, EXPRESSIONS),
             *only(KEPT, "shift decomposition mediation span shift_otherwise mediation_deeper span_behind"),
             *only(KEPT, "decomposition_beside_words decomposition_beside_commas"),
         ),

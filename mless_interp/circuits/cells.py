@@ -25,7 +25,7 @@ from ..prompts.pairs import PromptPair
 from ..runtime.columns import Table, columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.results import Grouped, Shown, ShownTable, largest_first, tidy
+from ..runtime.results import Grouped, Shown, ShownTable, largest_first
 from ..statistics import CONFIDENCE
 from .located import LocatedHeads
 
@@ -60,9 +60,9 @@ class Cells(Parts, Grouped, Generic[Cell]):
         return Table({**self._named(), **self.claim_columns()})
 
     def to_frame(self) -> pd.DataFrame:
-        rows = tidy({"problem": self.problem_ids, "label": list(map(str, self.cells))}, effect=self.per_cell)
-        named = pd.DataFrame({name: each * len(self.problem_ids) for name, each in self._named().items()})
-        return Table(pd.concat([rows[["problem"]], named, rows[["effect"]]], axis=1))
+        named = {name: each * len(self.problem_ids) for name, each in self._named().items()}
+        problems = np.repeat(self.problem_ids, len(self.cells))
+        return Table({"problem": problems, **named, "effect": self.per_cell.ravel()})
 
     def details(self) -> list[str]:
         s = self.settings

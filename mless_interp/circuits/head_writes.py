@@ -176,7 +176,7 @@ def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> 
         return lost - lost.mean(-1, keepdim=True)
 
     mean = sum((changes(at) for at in range(1, len(stream))), start=changes(0))
-    order = mean.argsort(dim=-1, descending=True, stable=True)
+    order = mean.argsort(descending=True, stable=True)
     chosen = torch.cat([order[..., :top], order[..., -top:]], -1)
     values = [changes(at).gather(-1, chosen).cpu().numpy() for at in range(len(stream))]
     return chosen.cpu().numpy(), np.stack(values)

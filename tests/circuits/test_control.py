@@ -10,7 +10,7 @@ from located_under_test import pairs_of, planted_kinds
 from models_under_test import planted_here, planted_problems
 
 from mless_interp.circuits.judge import KINDS, LEAST_MATCHED, MEASURES, Claims, beside_controls, specificity
-from mless_interp.circuits.locate import Controls, draws_beside, locate_heads
+from mless_interp.circuits.locate import Controls, locate_heads
 from mless_interp.core.heads import Head
 from mless_interp.patching.effect import Effect
 from mless_interp.patching.interventions import MatchedMassKnockout
@@ -126,9 +126,11 @@ def test_the_readers_are_knocked_out_together_against_random_sets() -> None:
 def test_without_fresh_problems_the_same_ones_hold_the_named_heads() -> None:
     made, model = planted_here()
     options: dict[str, Any] = {"heads": list(planted_kinds(made)), "n_control_draws": 1, "n_random_sets": 2}
+    options |= {"confidence": 0.9, "smallest_effect": 0.1}
     found = locate_heads(model, pairs_of(made, model, 9), **options, progress=False)
     assert found.found == planted_kinds(made) and found.joint is not None and found.reads is not None
     assert not found.joint.chosen_elsewhere and not found.reads.chosen_elsewhere and len(found.joint.sets) == 2
+    assert (found.reads.confidence, found.reads.smallest_effect) == (0.9, 0.1)
     assert set(found.settings["control_prompts"]) == {"random-0", "mful-0"} and found.settings["left_out"] == {}
     assert found.control_table()["random_effect"].notna().all() and found.control_table()["p_specific"].isna().all()
 
@@ -141,15 +143,6 @@ def test_controls_need_one_insertion() -> None:
     ]
     with pytest.raises(ValueError, match=r"the pairs have 2 insertions \(.*, .*\): .* leave controls out"):
         locate_heads(model, pairs, progress=False)
-
-
-def test_an_insertion_of_random_words_is_not_held_against_itself() -> None:
-    for own, draws in (
-        (Insertion.random_sentence(20, seed=3, draw=1), [0, 2]),
-        (Insertion.random_sentence(20, seed=4, draw=1), [0, 1]),
-        (replace(Insertion.meaningless(" /", 20), seed=3, draw=1), [0, 1]),
-    ):
-        assert draws_beside(own, 2, 3) == draws, own
 
 
 def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:

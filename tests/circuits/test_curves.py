@@ -9,7 +9,7 @@ import pytest
 from models_under_test import loaded, pairs_for
 from small_results import curve as curve_by_hand
 
-from mless_interp.circuits.head_sets import FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
+from mless_interp.circuits.head_sets import CircuitCurve, circuit_curve, same_layers
 from mless_interp.core.heads import Head
 from mless_interp.patching.sweep import patch_heads
 
@@ -41,11 +41,6 @@ def test_areas_by_hand() -> None:
     assert replace(worse, chosen_elsewhere=True).p_random == 1
     columns = ["faithfulness", "reversed", "random_mean", "random_low", "random_high"]
     np.testing.assert_allclose(found.table()[columns].iloc[3], [1, 0, 1, 0.5, 1.5])
-
-
-def test_sizes_that_round_to_the_same_number_count_once() -> None:
-    assert circuit_sizes(784, FRACTIONS).tolist() == [0, 1, 3, 7, 15, 39, 78, 156, 392, 784]
-    assert circuit_sizes(10, (0.3,)).tolist() == [0, 3, 10]  # 0.3 * 10 is 3, whatever binary fractions say
 
 
 def test_random_orders_keep_the_layer_of_every_place() -> None:

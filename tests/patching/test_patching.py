@@ -10,7 +10,6 @@ from models_under_test import loaded, pairs_for, problems
 from small_results import patched
 
 from mless_interp.core.heads import Head
-from mless_interp.patching.effect import Effect, concentration_words
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import PatchScores, patch_heads
 from mless_interp.prompts.insertions import Insertion
@@ -67,16 +66,6 @@ def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
     assert replace(made, smallest_effect=0.0).whole.delta == 0, "any effect is of interest"
     wide = patched(12, donor=np.repeat([1.0, 2.0], 6))  # of medians, 1 to 2: 10 % of 2
     assert wide.whole.delta == pytest.approx(0.1)
-
-
-def test_a_few_problems_carry_an_effect_from_six_on_and_groups_stay_with_their_problems() -> None:
-    few = concentration_words(np.array([1.0, 1.0, 40.0, 1.0, 1.0, 1.0]), "abcdef", "nats")
-    assert few and "1 of 6 problems carry" in few[0] and "(c)" in few[0]
-    assert not concentration_words(np.array([1.0, 1.0, 40.0, 1.0, 1.0]), "abcde", "nats")
-    inside = np.array([True, False, True])
-    for groups, kept in (((), ()), (("g", "h", "h"), ("g", "h"))):
-        part = Effect(np.array([1.0, 2.0, 3.0]), groups=groups).only(inside)
-        assert part.total.tolist() == [1.0, 3.0] and part.groups == kept
 
 
 def test_what_rounding_alone_may_do_is_no_effect() -> None:
