@@ -277,7 +277,8 @@ class BridgeModel(HuggingFaceModel):
         super().__init__(bridge, bridge.original_model, name=name, tokenizer=tokenizer)
 
     def _attention(self, layer: int) -> nn.Module:
-        return unwrapped(self.underlying.blocks[layer].attn)
+        known = self.parts[layer].attention if self.parts else None
+        return unwrapped(self.underlying.blocks[layer].attn) if known is None else known
 
     @cached_property
     def _points(self) -> dict[str, Foreign]:
