@@ -90,7 +90,7 @@ def test_no_split_changes_anything(name: str) -> None:
 
 
 ELSEWHERE = ("edits", "attribution", "answers", "paths")
-ORDERS = {"the disk first": ("disk", "cpu") * 3, "a device, then memory": ("virtual:1", "cpu") * 3}
+ORDERS = {"memory first": ("cpu", "disk") * 3, "a device, then memory": ("virtual:1", "cpu") * 3}
 
 
 @pytest.mark.parametrize("order", ORDERS)
