@@ -428,13 +428,13 @@ def reasons() -> dict[tuple[str, str, str], Reason]:
     return {(made.function, made.was, made.now): made for made in (Reason(**entry) for entry in listed)}
 
 
-def rows(room: str, made: int, tried: int, living: list[Mutant]) -> tuple[str, list[str], list[Mutant]]:
+def rows(room: str, tried: int, living: list[Mutant]) -> tuple[str, list[str], list[Mutant]]:
     """A room's row of counts, its rows of mutants that live, and those that live without a reason."""
     known = reasons()
     why = [known.get(tuple(mutant.told().values())) for mutant in living]
     same = sum(reason is not None and reason.same for reason in why)
     killed, telling = tried - len(living), tried - same
-    cells = [room, made, tried, killed, same, telling - killed, f"{killed / max(telling, 1):.1%}"]
+    cells = [room, tried, killed, same, f"{killed / max(telling, 1):.1%}"]
     lines = [
         f"| {room} | `{mutant.function}` | {_code(mutant.was)} | {_code(mutant.now)} | {reason.why if reason else NO_REASON} |"
         for mutant, reason in zip(living, why, strict=True)
@@ -488,7 +488,7 @@ def main() -> int:
         everything = possible(folder, room)
         order = random.Random(f"{options.seed} {name}").sample(everything, len(everything))
         mutants = [mutant for mutant in order if not mutant.says_little][: options.sample]
-        counts, lives, unknown = rows(name, len(everything), len(mutants), alive(folder, mutants))
+        counts, lives, unknown = rows(name, len(mutants), alive(folder, mutants))
         unexplained += len(unknown)
         print("\n".join([counts, *lives]), flush=True)
         for mutant in unknown:
