@@ -78,12 +78,7 @@ def shares_of_total(found: mi.LocatedHeads, head: mi.Head) -> float:
     """The share of the total that patching a head's output removes, as the data say it (no test)."""
     judged = found.judged
     at = judged.heads.index(head)
-    return float(np.median(turned(judged, "z_removed")[:, at]) / np.median(judged.effect.turned(judged.effect.total)))
-
-
-def turned(judged: Any, measure: str) -> np.ndarray:
-    """A measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""
-    return judged.effect.turned(mi.circuits.judge.measured(judged.values, measure))
+    return float(np.median(judged.turned("z_removed")[:, at]) / np.median(judged.effect.turned(judged.effect.total)))
 
 
 def least_count(n: int, n_cells: int) -> int:
@@ -396,7 +391,7 @@ def share_part(n_models: int, sizes: Sequence[int], shares: Sequence[float], fir
         model = mi.load_model(planted, backend="bridge")
         found = located(model, [*affected, *others], 8)
         column = found.heads.index(probe)
-        acts = turned(found.judged, "z_removed")[:, column] > found.judged.effect.delta
+        acts = found.judged.turned("z_removed")[:, column] > found.judged.effect.delta
         rates.measured.setdefault(1.0, []).append(float(acts[: len(affected)].mean()))
         rates.measured.setdefault(0.0, []).append(float(acts[len(affected) :].mean()))
         generator = np.random.default_rng([seed, 1])
@@ -438,11 +433,11 @@ class Scatter:
 
 def resampled(found: mi.LocatedHeads, n: int, n_sets: int, seed: int = 0) -> Scatter:
     """Data sets of `n` problems, drawn with replacement; the truth is what holds over all problems."""
-    delta = SMALLEST * abs(float(np.median(found.total)))
+    whole, delta = found.judged, SMALLEST * abs(float(np.median(found.total)))
     prevalence, truths = [], []
     for measure in mi.circuits.judge.SIDES.values():
-        helps = turned(found.judged, measure)
-        share = np.stack([(helps > delta).mean(0), (-helps > delta).mean(0)])
+        turned = whole.turned(measure)
+        share = np.stack([(turned > delta).mean(0), (-turned > delta).mean(0)])
         prevalence.append(share.max(0))
         truths.append(np.where(share[0] >= share[1], 1, -1))
     passes, false = np.zeros((len(mi.circuits.judge.SIDES), len(found.heads))), Tally()
@@ -484,7 +479,7 @@ def prevalence_of(found: mi.LocatedHeads, head: mi.Head, sense: int = 1) -> tupl
     """In how many problems it removes, and in how many it adds, more than the smallest effect: with it, or against (-1)."""
     judged, at = found.judged, found.heads.index(head)
     removed, added = (
-        int((sense * turned(judged, m)[:, at] > judged.effect.delta).sum()) for m in mi.circuits.judge.SIDES.values()
+        int((sense * judged.turned(m)[:, at] > judged.effect.delta).sum()) for m in mi.circuits.judge.SIDES.values()
     )
     return removed, added
 

@@ -44,13 +44,13 @@ TOLD = f"{LAWS}::test_it_tells_what_it_told"
 EXPRESSIONS = "tests/test_expressions.py"
 """Formulas and checks on small awkward input."""
 OF_SCORES = (
-    *(
-        "HeadScores beside twins",
-        "HeadScores, two metrics",
-        "HeadScores, undefined",
-        "AttentionProfile of uneven prompts",
-    ),
-    *("AttentionProfile of one problem", "SegmentAttention of two conditions", "SegmentAttention without a question"),
+    "HeadScores beside twins",
+    "HeadScores, two metrics",
+    "HeadScores, undefined",
+    "AttentionProfile of uneven prompts",
+    "AttentionProfile of one problem",
+    "SegmentAttention of two conditions",
+    "SegmentAttention without a question",
 )
 HOSTILE = "tests/views/test_hostile_names.py::test"
 OF_ANSWERS = (

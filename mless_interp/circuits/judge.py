@@ -155,6 +155,10 @@ class Judged:
 
         return tuple(order[: max(filter(can_pass, range(1, 1 + len(order))), default=0)])
 
+    def turned(self, measure: str) -> np.ndarray:
+        """Return a measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""
+        return self.effect.turned(measured(self.values, measure))
+
     @cached_property
     def _tests(self) -> dict[str, Prevalence]:
         """side -> tests of all heads, `[sense, 1 + stratum, head]`: over all problems, then within each stratum."""

@@ -137,8 +137,8 @@ class Stepper:
             own, more = joining(at, self.stream(receiving, at), rows)
             return _joined(resid, own + more)
 
-        resid = receiving.resid_pre[0][:0]  # none yet
-        for at in range(n_layers):
+        resid = _stream(receiving.resid_pre[-1][:0, :last])  # none yet
+        for at in range(joins[0] if of_heads else joins[0] // 2, n_layers):
             resid = changed(resid.to(receiving.resid_pre[at].device), 2 * at)  # layers may lie on several devices
             rows = read.to(resid.device) if at == n_layers - 1 else None  # there, other queries are of no use
             mid, z = resid if rows is None else resid[:, rows], resid[:0]

@@ -289,7 +289,7 @@ def _ordinary_tokens(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 def _drawn(insertion: Insertion, problem: Problem | str) -> random.Random:
     """Return what draws for this problem."""
     key = f"{insertion.seed}|{problem.id if isinstance(problem, Problem) else problem}|{insertion.draw}"
-    return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]))
+    return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
 
 
 def _random_sentence(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
@@ -339,7 +339,7 @@ def _filled(ids: tuple[int, ...], n_tokens: int | None, unit: str) -> tuple[int,
     if n_tokens is None:
         return ids
     if n_tokens % len(ids):
-        fewer = f"{n_tokens - n_tokens % len(ids)} or " * bool(n_tokens // len(ids))
+        fewer = f"{n_tokens - n_tokens % len(ids)} or " * (n_tokens > len(ids))
         raise ValueError(
             f"the unit {unit} is {len(ids)} tokens with this tokenizer, which does not divide n_tokens={n_tokens}; "
             f"use {fewer}{n_tokens * len(ids)} ({n_tokens} times the unit)"

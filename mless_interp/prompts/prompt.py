@@ -63,7 +63,7 @@ class Prompt:
         """Return the runs of these segments' tokens, (first position, one past the last) each."""
         ends = [0, *self.mask(*names).int().tolist(), 0]
         edges = [at for at in range(len(ends) - 1) if ends[at] != ends[at + 1]]
-        return tuple((first, stop) for first, stop in torch.tensor(edges).reshape(-1, 2).tolist())
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
 @checked

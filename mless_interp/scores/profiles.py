@@ -204,8 +204,8 @@ class AttentionProfile(results.Result):
             return ()
         inside = self._on_insertion_points([self.is_inserted(at) for at in range(len(self.problem_ids))])
         often = np.nansum(inside, axis=0) * 2 >= len(self.spans)
-        edges = torch.tensor(np.diff(often, prepend=False, append=False)).nonzero().reshape(-1, 2)
-        return tuple((first, stop) for first, stop in edges.tolist())
+        edges = np.flatnonzero(np.diff(often, prepend=False, append=False)).tolist()
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem, condition, head and token; base_position is -1 inside the span."""

@@ -290,7 +290,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside:
 def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
     """Return the same in memory; of each device all numbers of a kind come at once, so that it is waited for once."""
     found = {(layer, key): tensor for layer, reduced in layers.items() for key, tensor in reduced.numbers.items()}
-    for kind in {(tensor.device, tensor.dtype) for tensor in found.values()}:
+    for kind in {(tensor.device, tensor.dtype) for tensor in found.values() if tensor.device.type != "cpu"}:
         several = {key: tensor for key, tensor in found.items() if (tensor.device, tensor.dtype) == kind}
         whole = torch.cat([tensor.flatten() for tensor in several.values()]).cpu()
         parts = whole.split([tensor.numel() for tensor in several.values()])

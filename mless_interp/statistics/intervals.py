@@ -150,12 +150,12 @@ def mean_interval(
     array = check_effects(values, name="values")
     counts = (~np.isnan(array)).sum(0)
     few = counts < FEW_PROBLEMS
+    if not few.any():
+        return bootstrap_interval(array, confidence=confidence, n_resamples=n_resamples, seed=seed)
     student = _student(array, confidence)
     if few.all():
         return student
     resampled = bootstrap_interval(array, confidence=confidence, n_resamples=n_resamples, seed=seed)
-    if not few.any():
-        return resampled
     fields = ("estimate", "low", "high", "standard_error", "n", "flag")
     parts = {name: np.where(few, getattr(student, name), getattr(resampled, name)) for name in fields}
     return Interval(**parts, confidence=confidence, method="t below 20 problems, else bca")
@@ -202,7 +202,7 @@ def resample_weights(n: int, n_resamples: int, seed: int) -> np.ndarray:
     """Return how often each problem is drawn in each resample, `[resample, problem]`."""
     generator = derive_generator(seed, "bootstrap", n)
     weights = np.empty((n_resamples, n), dtype=np.uint16)
-    rows = _CHUNK_VALUES // n
+    rows = max(1, _CHUNK_VALUES // n)
     for start in range(0, n_resamples, rows):
         size = min(rows, n_resamples - start)
         drawn = generator.integers(0, n, size=(size, n)) + n * np.arange(size)[:, None]
@@ -214,7 +214,7 @@ def _means(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the resampled means, `[cell, resample]`."""
     n_resamples, n = weights.shape
     draws = np.empty((x.shape[1], n_resamples))
-    rows = _CHUNK_VALUES // 4 // n
+    rows = max(1, _CHUNK_VALUES // 4 // n)
     columns = np.ascontiguousarray(x.T) / n
     for start in range(0, n_resamples, rows):
         draws[:, start : start + rows] = columns @ weights[start : start + rows].T.astype(np.float64)

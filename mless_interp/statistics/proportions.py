@@ -26,7 +26,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     0.21875
     """
     n = int(only_first) + int(only_second)
-    return float(stats.binomtest(int(only_first), n).pvalue) if n else 1.0
+    return float(stats.binomtest(int(only_first), n, 0.5).pvalue) if n else 1.0
 
 
 def wilson(successes: Counts, n: Counts, *, confidence: float = CONFIDENCE) -> Interval:
