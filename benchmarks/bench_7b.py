@@ -1,4 +1,4 @@
-"""A 7B on a CPU: every head swept on one problem, in memory that holds little more than the weights; and what `plan` predicts.
+"""A 7B: every head swept on one problem, in memory that holds little more than the weights; and what `plan` predicts.
 
 Random weights in Qwen2.5-Math-7B's exact geometry (28 layers of 28 query and 4 key-value heads, width 3,584, MLP 18,944,
 152,064 words), bfloat16 in ten shards: 15.2 GB, written into `--folder` and left there. One problem of 116 tokens, 47 of
@@ -6,6 +6,9 @@ them after the insertion. Skipped, with the reason, where memory or disk do not 
 
     python benchmarks/bench_7b.py --folder /tmp/random-7b --threads 2
     python benchmarks/bench_7b.py --folder /tmp/random-small --layers 2 --vocab 2000
+    python benchmarks/bench_7b.py --folder /tmp/random-7b --device cuda --locate
+
+On a GPU also what a user would do instead: one nnsight trace per head, timed on a head of every layer.
 """
 
 import argparse
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench_patching import machine, with_nnsight
 
 import mless_interp as mi
 
@@ -131,10 +135,10 @@ def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 @torch.no_grad()
-def product_speed(rows: int = 1024) -> float:
+def product_speed(device: str, rows: int = 1024) -> float:
     """Operations per second of this machine's bfloat16 product at the MLP's shape: the best of five."""
-    x, weight = torch.randn(rows, 3584).bfloat16(), torch.randn(18_944, 3584).bfloat16()
-    run = lambda: torch.nn.functional.linear(x, weight)  # noqa: E731
+    x, weight = (torch.randn(n, 3584, device=device).bfloat16() for n in (rows, 18_944))
+    run = lambda: torch.nn.functional.linear(x, weight)[-1, -1].item()  # noqa: E731
     return 2 * rows * 3584 * 18_944 / min(seconds(run)[0] for _ in range(5))
 
 
@@ -158,6 +162,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--vocab", type=int, default=152_064)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--locate", action="store_true", help="the four sweeps of locating too")
     parser.add_argument("--delete", action="store_true", help="delete the weights afterwards")
     options = parser.parse_args()
@@ -170,31 +175,34 @@ def main() -> None:
     if not (options.folder / "config.json").exists():
         write_weights(options.folder, config_of(options.layers, options.vocab))
     try:
-        compare(options.folder, options.vocab, locate=options.locate)
+        compare(options.folder, options.vocab, device=options.device, locate=options.locate)
     finally:
         if options.delete:
             shutil.rmtree(options.folder)
 
 
-def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
+def compare(folder: Path, vocabulary: int, *, device: str, locate: bool) -> None:
     """Plan, then run; print both."""
     whats = ("sweep", "profiles", *(("locate",) if locate else ()))
     pair = pair_of(vocabulary)
-    how: dict[str, Any] = {"backend": "nnsight", "dtype": "bfloat16", "device": "cpu", "attention": "sdpa"}
+    how: dict[str, Any] = {"backend": "nnsight", "dtype": "bfloat16", "device": device, "attention": "sdpa"}
     plans = {what: mi.plan_run(str(folder), [pair], what=what, **how) for what in whats}
     parts = {what: list(plan.parts.values()) for what, plan in plans.items()}
-    speed = product_speed()
+    speed = product_speed(device)
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
     peaks: dict[str, float] = {}
     with watched(peaks):
         loading, model = seconds(
             lambda: mi.load_model(
-                str(folder), backend="nnsight", dtype="bfloat16", device="cpu", attn_implementation="sdpa"
+                str(folder), backend="nnsight", dtype="bfloat16", device=device, attn_implementation="sdpa"
             )
         )
         tokens = pair.answered().inserted
         ids = torch.tensor([tokens.ids])
-        model.run(ids, logits_at="last")
-        one, _ = seconds(lambda: model.run(ids, logits_at="last"))
+        ran = lambda: model.run(ids, logits_at="last").logits.sum().item()  # noqa: E731 - which waits for a GPU
+        ran()
+        one, _ = seconds(ran)
         scores, _ = seconds(
             lambda: (
                 mi.score_heads(model, [pair], progress=False),
@@ -202,6 +210,12 @@ def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
             )
         )
         sweep, found = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
+        if device != "cpu":
+            again, _ = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
+            some = [mi.Head(layer, (5 * layer) % model.info.n_heads) for layer in range(model.info.n_layers)]
+            with_nnsight(model, pair.answered(), some[:1])
+            each, theirs = with_nnsight(model, pair.answered(), some)
+            apart = max(abs(found.patched[0, h.layer, h.head] - x) for h, x in zip(some, theirs, strict=True))
         if locate:
             four = mi.circuits.locate.sweeps_of(mi.prompts.conditions.CONTRASTS["content"])
             sweeps, _ = seconds(
@@ -221,10 +235,12 @@ def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
         ("peak resident memory, GB", plans["sweep"].peak / 1e9, peaks["VmRSS"]),
         ("of it anonymous, GB", None, peaks["RssAnon"]),
     ]
+    if device != "cpu":
+        rows[-2:] = [("peak memory of the GPU, GB", plans["sweep"].peak / 1e9, torch.cuda.max_memory_allocated() / 1e9)]
     info = model.info
     packages = ", ".join(f"{name} {version(name)}" for name in ("mless_interp", "torch", "transformers", "nnsight"))
     print(
-        f"{packages}; {torch.get_num_threads()} threads; {info.n_layers} layers of {info.n_heads} heads, {info.d_vocab:,} "
+        f"{packages}; {machine(device)}; {info.n_layers} layers of {info.n_heads} heads, {info.d_vocab:,} "
         f"words, {plans['sweep'].n_parameters:,} weights in bfloat16; {len(tokens)} tokens, {len(tokens) - pair.span[1]} "
         "after the insertion\n"
     )
@@ -236,6 +252,11 @@ def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
         f"\n{info.n_layers * info.n_heads} whole forward passes would take {info.n_layers * info.n_heads * one / 60:.0f} min; "
         f"a bfloat16 product does {speed / 1e12:.2f} TFLOP/s. The sweep's own noise: {found.noise_floor:.1e} nats."
     )
+    if device != "cpu":
+        print(
+            f"One nnsight trace per head: {each:.3g} s a head ({len(some)} heads, after one), "
+            f"{each * len(info.heads) / again:.1f} times the sweep, which takes {again:.3g} s the second time; outcomes differ by at most {apart:.1e} nats."
+        )
     if locate:
         print(
             f"The four sweeps of locating take {sweeps / sweep:.2f} times one, {24 * sweeps / 3600:.1f} h for 24 problems."

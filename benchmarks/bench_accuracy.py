@@ -6,6 +6,7 @@ kept on disk. Answers must be equal up to the box. The loop that also stops afte
 plain what batching gives and what stopping gives.
 
     python benchmarks/bench_accuracy.py --threads 2
+    python benchmarks/bench_accuracy.py --device cuda
 """
 
 import tempfile
@@ -33,11 +34,11 @@ def one_by_one(module: Any, tokenizer: Any, prompts: list[tuple[int, ...]], limi
 
         def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
             done = mi.answers.has_closed_box(tokenizer.decode(input_ids[0, self.length :], skip_special_tokens=True))
-            return torch.tensor([done])
+            return torch.tensor([done], device=input_ids.device)
 
     texts = []
     for prompt in prompts:
-        tokens = torch.tensor([prompt])
+        tokens = torch.tensor([prompt], device=module.device)
         criteria = StoppingCriteriaList([AfterTheBox(len(prompt))] if stop else [])
         with torch.no_grad():
             output = module.generate(
@@ -67,13 +68,14 @@ def main(
     limit: Annotated[int, typer.Option(help="Problems of the demo.")] = 128,
     repeat: Annotated[int, typer.Option(help="Best of so many.")] = 3,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 16,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Print a table of problems per second and ratios; ends with an error if any answer differs."""
     torch.set_num_threads(threads)
     problems = mi.load_problems("demo", limit=limit)
     slashes = mi.Insertion.meaningless(" /", 55)
     treatments = [None, slashes]
-    sdpa = mi.load_model("demo", backend="nnsight", attn_implementation="sdpa")
+    sdpa = mi.load_model("demo", backend="nnsight", device=device, attn_implementation="sdpa", tf32=False)
     module, tokenizer = sdpa.hf_model, sdpa.tokenizer
     pairs = mi.make_pairs(sdpa, problems, slashes)
     prompts = [pair.base.ids for pair in pairs] + [pair.inserted.ids for pair in pairs]
@@ -84,7 +86,7 @@ def main(
     rows.append(("the same, stopping after the box", spent))
     if stopped != texts:
         raise SystemExit("the two plain loops gave different answers")
-    bridge = mi.load_model("demo", backend="bridge")
+    bridge = mi.load_model("demo", backend="bridge", device=device, tf32=False)
     for name, model in (("ours, nnsight (sdpa)", sdpa), ("ours, bridge (eager)", bridge)):
 
         def ours(model: Any = model) -> Any:
@@ -106,7 +108,7 @@ def main(
         rows.append((name, spent))
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     print(
-        f"{len(prompts)} answers: {limit} demo problems, without and with 55 slashes; {threads} threads; {versions}\n"
+        f"{len(prompts)} answers: {limit} demo problems, without and with 55 slashes; {device}, {threads} threads; {versions}\n"
     )
     print("| answers by | s | answers per second | times the paper's way |")
     print("| --- | ---: | ---: | ---: |")

@@ -6,6 +6,9 @@ layers and scaled.
 
     python benchmarks/bench_patching.py --threads 2
     python benchmarks/bench_patching.py --shape gpt2 --sample-every 1
+    python benchmarks/bench_patching.py --device cuda
+
+On a GPU all of them use TF32.
 """
 
 import contextlib
@@ -43,7 +46,7 @@ SHAPES = {
 }
 
 
-def random_model(geometry: Geometry) -> Any:
+def random_model(geometry: Geometry, device: str = "cpu") -> Any:
     """A Qwen2 or GPT-2 with random weights, fused attention."""
     import transformers
 
@@ -71,7 +74,7 @@ def random_model(geometry: Geometry) -> Any:
             architectures=["GPT2LMHeadModel"],
         )
     config._attn_implementation = "sdpa"
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
+    return transformers.AutoModelForCausalLM.from_config(config).eval().to(device)
 
 
 def random_pair(geometry: Geometry, number: int) -> mi.PromptPair:
@@ -116,14 +119,15 @@ def arithmetic(geometry: Geometry, positions: int, length: int) -> float:
 
 
 @torch.no_grad()
-def matrix_throughput(geometry: Geometry) -> float:
+def matrix_throughput(geometry: Geometry, device: str) -> float:
     """Operations per second of this machine's fastest float32 product, PyTorch's or oneDNN's, at the sweep's MLP shape."""
     rows = geometry.heads * QUESTION
-    a, b = torch.randn(rows, geometry.hidden), torch.randn(geometry.hidden, geometry.intermediate)
+    a = torch.randn(rows, geometry.hidden, device=device)
+    b = torch.randn(geometry.hidden, geometry.intermediate, device=device)
     best = 0.0
     for multiply in (torch.matmul, lambda a, b: mi.models.arithmetic.product(a, b.T)) * 20:
         began = time.perf_counter()
-        multiply(a, b)
+        multiply(a, b)[-1, -1].item()  # which waits for a GPU
         best = max(best, 2 * rows * geometry.hidden * geometry.intermediate / (time.perf_counter() - began))
     return best
 
@@ -144,14 +148,16 @@ def with_transformer_lens(model: Any, pair: mi.PromptPair, sample: list[mi.Head]
     hooked, masked, inserted = model.underlying, pair.condition("masked"), pair.condition("inserted")
     masks = model.position_hooks(masked, model.visible(masked))
     with torch.no_grad(), hooked.hooks(fwd_hooks=masks):
-        _, cache = hooked.run_with_cache(masked.tokens, names_filter=lambda name: name.endswith("hook_z"))
+        _, cache = hooked.run_with_cache(
+            masked.tokens.to(hooked.cfg.device), names_filter=lambda name: name.endswith("hook_z")
+        )
     read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
     frame = pd.DataFrame({"layer": [h.layer for h in sample], "head": [h.head for h in sample]})
     with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
         spent, found = seconds(
             lambda: patching.generic_activation_patch(
                 model=hooked,
-                corrupted_tokens=inserted.tokens,
+                corrupted_tokens=inserted.tokens.to(hooked.cfg.device),
                 clean_cache=cache,
                 patching_metric=lambda logits: torch.log_softmax(logits[0, read].float(), -1)[answer],
                 patch_setter=patching.layer_head_vector_patch_setter,
@@ -172,6 +178,7 @@ def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tupl
     capture = dict.fromkeys(names.values())
     donor = model.run(masked, capture=capture, logits_at="none").captured
     read, answer, start = len(pair.inserted) - 2, pair.answer_ids[0], pair.span[1]
+    tokens = inserted.tokens.to(model.info.device)
     found = []
     began = time.perf_counter()
     for head in sample:
@@ -180,7 +187,7 @@ def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tupl
         shown: dict[str, Any] = {}
         with (
             torch.no_grad(),
-            traced.trace({"input_ids": inserted.tokens, "attention_mask": torch.ones_like(inserted.tokens)}),
+            traced.trace({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}),
         ):
             output = attrgetter(f"{model.paths[head.layer]}.{model.parts[head.layer].output_path}")(traced)
             output.input[0, start:, part] = new
@@ -196,15 +203,22 @@ def main(
     shape: Annotated[list[str] | None, typer.Option(help="qwen or gpt2 (default: one after the other).")] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model (default: all).")] = None,
     skip_all: Annotated[bool, typer.Option("--skip-all", help="Leave the sweep of all positions out.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Print a table of seconds per head and ratios for each geometry."""
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest" if device == "cpu" else "high")
     for name in shape or SHAPES:
         geometry = SHAPES[name]
-        compare(replace(geometry, layers=layers or geometry.layers), sample_every=sample_every, skip_all=skip_all)
+        compare(
+            replace(geometry, layers=layers or geometry.layers),
+            sample_every=sample_every,
+            skip_all=skip_all,
+            device=device,
+        )
 
 
-def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
+def compare(geometry: Geometry, *, sample_every: int, skip_all: bool, device: str) -> None:
     """Print the table of one geometry."""
     length = SYSTEM + INSERTED + QUESTION
     pairs = [random_pair(geometry, number) for number in range(4)]
@@ -212,25 +226,23 @@ def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
     # an empty answer prefix and one answer token: 18 + 55 + 42 tokens in all
     assert len(answered.inserted) == length
     sample = [mi.Head(layer, (5 * layer) % geometry.heads) for layer in range(0, geometry.layers, sample_every)]
-    throughput = matrix_throughput(geometry)
-    print(
-        f"{geometry}; {length} tokens; {torch.get_num_threads()} threads; matrix product {throughput / 1e9:.0f} GFLOP/s"
-    )
+    throughput = matrix_throughput(geometry, device)
+    print(f"{geometry}; {length} tokens; {machine(device)}; matrix product {throughput / 1e9:.0f} GFLOP/s")
 
     peers: dict[str, float] = {}
     expected: list[float] = []
-    hf_model = random_model(geometry)
+    hf_model = random_model(geometry, device)
     traced = mi.models.nnsight.NnsightModel(mi.models.nnsight.wrapped(hf_model, _tokenizer()), name="random")
     ours: dict[str, Any] = {"nnsight (sdpa)": traced.checked(mi.models.checks.check_model(traced))}
     peers["nnsight, one trace per head"], from_nnsight = with_nnsight(ours["nnsight (sdpa)"], answered, sample)
     if mi.models.transformer_lens.has_hooked_transformer():
-        hooked = mi.models.transformer_lens.hooked_transformer_from(random_model(geometry), None, name="random")
+        hooked = mi.models.transformer_lens.hooked_transformer_from(random_model(geometry, device), None, name="random")
         ours["HookedTransformer"] = hooked.checked(mi.models.checks.check_model(hooked))
         peers["TransformerLens patching"], expected = with_transformer_lens(hooked, answered, sample)
         worst = max(abs(a - b) for a, b in zip(expected, from_nnsight, strict=True))
         print(f"the two peers' outcomes differ by at most {worst:.1e} nats")
     expected = expected or from_nnsight
-    bridge = mi.models.transformer_lens.bridge_from(random_model(geometry), _tokenizer(), name="random")
+    bridge = mi.models.transformer_lens.bridge_from(random_model(geometry, device), _tokenizer(), name="random")
     ours["TransformerBridge"] = bridge.checked(mi.models.checks.check_model(bridge))
     for name, spent in peers.items():
         print(f"{name}: {spent:.3f} s a head ({len(sample)} heads over all layers)")
@@ -242,12 +254,14 @@ def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
     )
     print("| --- | --- | --- | --- | --- | --- |")
     for name, model in ours.items():
+        if device != "cpu":
+            mi.patch_heads(model, pairs[:1], progress=False)  # the first call of a GPU's kernels does not count
         for positions in ("question", "last") if skip_all else ("all", "question", "last"):
             spent, found = seconds(
                 lambda model=model, positions=positions: mi.patch_heads(
                     model, pairs[:1], positions=positions, progress=False
                 ),
-                repeat=5 if positions == "last" else 1,
+                repeat=5 if positions == "last" or device != "cpu" else 1,
             )
             changed = {"all": length, "question": QUESTION, "last": 2}[positions] - 1
             share = arithmetic(geometry, changed, length) / spent / throughput
@@ -265,6 +279,11 @@ def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
     print(
         f"\nseveral problems at once: {four / 4:.1f} s a problem with 4, {one:.1f} s with 1 (ratio {four / 4 / one:.2f})"
     )
+
+
+def machine(device: str) -> str:
+    """Where it runs, in words."""
+    return f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _tokenizer() -> Any:

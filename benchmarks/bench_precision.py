@@ -117,24 +117,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="a model (default demo)")
     parser.add_argument("--backend", default="bridge")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--problems", type=int, default=32)
     parser.add_argument("--logits", type=float, default=25.0, help="how large logits are to be (default 25)")
     parser.add_argument("--by", choices=("shift", "scale"), default="shift", help="how they become so large")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"])
     options = parser.parse_args()
     plain = rounded(options.model)
-    model = mi.load_model(plain, backend="bridge")
+    model = mi.load_model(plain, backend="bridge", device="cpu")
     texts = pairs_of(options.model, plain, model, options.problems)
     held = enlarged(options.model, model, texts, by=options.by, logits=options.logits)
-    models = {
-        dtype: mi.load_model(held, backend=options.backend, dtype=dtype) for dtype in ("float32", *options.dtypes)
-    }
+    how: dict[str, Any] = {"backend": options.backend, "device": options.device, "tf32": False}
+    models = {dtype: mi.load_model(held, dtype=dtype, **how) for dtype in ("float32", *options.dtypes)}
     packages = ", ".join(
         f"{name} {version(name)}" for name in ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight")
     )
     print(
-        f"{packages}; {torch.get_num_threads()} threads, CPU, {options.backend}. {held.name}, by {options.by}: largest "
-        f"logits {largest_logit(models['float32'], texts):.1f}, {len(texts)} problems\n"
+        f"{packages}; {torch.get_num_threads()} threads, {options.device}, {options.backend}. {held.name}, by {options.by}: "
+        f"largest logits {largest_logit(models['float32'], texts):.1f}, {len(texts)} problems\n"
     )
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}", flush=True)
     for edit in ("z", "knockout"):
