@@ -255,7 +255,8 @@ def compare(folder: Path, vocabulary: int, *, device: str, locate: bool) -> None
     if device != "cpu":
         print(
             f"One nnsight trace per head: {each:.3g} s a head ({len(some)} heads, after one), "
-            f"{each * len(info.heads) / again:.1f} times the sweep, which takes {again:.3g} s the second time; outcomes differ by at most {apart:.1e} nats."
+            f"{each * len(info.heads) / again:.1f} times the sweep, which takes {again:.3g} s the second time; "
+            f"outcomes differ by at most {apart:.1e} nats."
         )
     if locate:
         print(
