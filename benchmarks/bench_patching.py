@@ -145,19 +145,18 @@ def with_transformer_lens(model: Any, pair: mi.PromptPair, sample: list[mi.Head]
     import pandas as pd
     from transformer_lens import patching
 
-    hooked, masked, inserted = model.underlying, pair.condition("masked"), pair.condition("inserted")
+    hooked = model.underlying
+    masked, inserted = (pair.condition(name).to(model.info.device) for name in ("masked", "inserted"))
     masks = model.position_hooks(masked, model.visible(masked))
     with torch.no_grad(), hooked.hooks(fwd_hooks=masks):
-        _, cache = hooked.run_with_cache(
-            masked.tokens.to(hooked.cfg.device), names_filter=lambda name: name.endswith("hook_z")
-        )
+        _, cache = hooked.run_with_cache(masked.tokens, names_filter=lambda name: name.endswith("hook_z"))
     read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
     frame = pd.DataFrame({"layer": [h.layer for h in sample], "head": [h.head for h in sample]})
     with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
         spent, found = seconds(
             lambda: patching.generic_activation_patch(
                 model=hooked,
-                corrupted_tokens=inserted.tokens.to(hooked.cfg.device),
+                corrupted_tokens=inserted.tokens,
                 clean_cache=cache,
                 patching_metric=lambda logits: torch.log_softmax(logits[0, read].float(), -1)[answer],
                 patch_setter=patching.layer_head_vector_patch_setter,
@@ -177,7 +176,7 @@ def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tupl
     names = {head: mi.models.sites.site(head.layer, "attn.hook_z") for head in sample}
     capture = dict.fromkeys(names.values())
     donor = model.run(masked, capture=capture, logits_at="none").captured
-    read, answer, start = len(pair.inserted) - 2, pair.answer_ids[0], pair.span[1]
+    answer, start, last = list(pair.answer_ids), pair.span[1], len(pair.inserted) - 1
     tokens = inserted.tokens.to(model.info.device)
     found = []
     began = time.perf_counter()
@@ -191,9 +190,9 @@ def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tupl
         ):
             output = attrgetter(f"{model.paths[head.layer]}.{model.parts[head.layer].output_path}")(traced)
             output.input[0, start:, part] = new
-            shown["logits"] = traced.lm_head.output[0, read]
+            shown["logits"] = traced.lm_head.output[0, last - len(answer) : last]
             nnsight.save(shown)
-        found.append(float(torch.log_softmax(shown["logits"].float(), -1)[answer]))
+        found.append(float(torch.log_softmax(shown["logits"].float(), -1)[range(len(answer)), answer].sum()))
     return (time.perf_counter() - began) / len(sample), found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 # Before torch, transformers or matplotlib are imported by anything. Several test processes share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # tests compare with tensors on the CPU; test_gpu.py asks for a GPU
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -398,8 +398,8 @@ def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int
         return time.perf_counter() - began
 
     size, spent, enough = 1, timed(1), 1.0
-    if spent < enough:  # what loads at the first call does not count
-        spent = timed(1)
+    if spent < 10 * enough:  # what loads at the first call does not count, on a GPU seconds
+        spent = min(spent, timed(1))
     each = spent
     while 2 * size <= total and (spent < enough or size < sizes):
         before, size = spent, 2 * size
