@@ -105,8 +105,8 @@ class Model(ABC):
         of_a_shard = getattr(engine, "engine", engine)
         if isinstance(of_a_shard, Processes) and (set(self.devices) != {"cpu"} or threads_for(self.info) > 1):
             raise ValueError(
-                f"Processes are for models on the CPU whose passes are worth one thread, and {self.info.name} is none: "
-                "compute here, or on RayWorkers"
+                f"Processes are for models whose passes are worth one thread of the CPU, and {self.info.name} on "
+                f"{self.info.device} is none: load it with device='cpu' if it is small; else compute here, or on RayWorkers"
             )
         model = copy.copy(self)
         model.engine = engine

@@ -175,7 +175,8 @@ def test_the_command_prints_what_loading_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("once", "each", "first", "sizes"), [(0.5, 0.01, 0.2, [1, 1, 2, 4, 8, 16, 32, 64]), (2.0, 3.0, 0.0, [1, 2])]
+    ("once", "each", "first", "sizes"),
+    [(0.5, 0.01, 0.2, [1, 1, 2, 4, 8, 16, 32, 64]), (2.0, 3.0, 4.0, [1, 1, 2]), (9.0, 3.0, 0.0, [1, 2])],
 )
 def test_an_estimate_is_the_line_through_runs_of_some_units(
     once: float, each: float, first: float, sizes: list[int], monkeypatch: Any
