@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from conftest import qwen2_tokenizer, word_tokenizer
 from jaxtyping import config
-from small_results import answered, asked_twice, between_segments, certified, rated, scored, uneven
+from small_results import answered, asked_twice, between_segments, certified, patched, rated, scored, uneven
 
 import mless_interp as mi
 from mless_interp import statistics as st
@@ -30,7 +30,7 @@ from mless_interp.ground_truth import tokenizer as planted_words
 from mless_interp.mechanism import activations as shifts
 from mless_interp.mechanism import decompose, mediation, span_reading
 from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
-from mless_interp.models import arithmetic, checks, info, load_options, memory, replay, sites, traced_ops
+from mless_interp.models import arithmetic, checks, decoder, info, load_options, memory, replay, sites, traced_ops
 from mless_interp.models import transformer_lens as converted
 from mless_interp.models import weights as held_weights
 from mless_interp.models.info import AttentionRule

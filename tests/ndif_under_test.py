@@ -114,6 +114,7 @@ def hosting(monkeypatch: pytest.MonkeyPatch, *names: str, key: str | None = "a k
     """NDIF runs the models of these names, and there is an API key."""
     monkeypatch.setattr(nnsight.CONFIG.API, "APIKEY", key)
     every = {name: {"repo_id": name, "application_state": "RUNNING"} for name in names}
+    every |= {"a/model": {"application_state": "RUNNING"}, "b/model": {"repo_id": "b/model"}}
     monkeypatch.setattr(nnsight.ndif, "status", lambda raw=False: {"deployments": every if raw else {}})
     for name in names:
         monkeypatch.setitem(huggingface._ID_CACHE, name, name)

@@ -30,7 +30,7 @@ views = mi.views
 NAN = np.nan
 BARS = pd.DataFrame({"model": list("bbaa"), "treatment": ["none", "mless"] * 2, "percent": [64.0, 66, 73, 76]})
 BARS = BARS.assign(low=[NAN, NAN, 70, 70], high=[NAN, NAN, 80, 85], n=[NAN, NAN, 50, 50])
-SEEN = mi.Head(0, 13)
+SEEN, GAP = mi.Head(0, 13), {"gap": small.profiled().received["base"]}
 
 
 def two_profiles() -> tuple[Any, Any]:
@@ -114,6 +114,16 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "path_graph, nothing found": lambda: views.path_graph(replace(small.traced(16), values=np.zeros((16, 7)))),
     "path_graph, skewed": lambda: views.path_graph(skewed()),
     "path_graph, by value alone": lambda: views.path_graph(by_value()),
+    "path_graph, nothing at all": lambda: views.path_graph(
+        replace(small.traced(), values=np.zeros((12, 7))), only_found=False
+    ),
+    "path_graph, at the level": lambda: views.path_graph(replace(small.traced(16), confidence=1 - 8.75 / 2**15)),
+    "site_map, at the level": lambda: views.site_map(replace(small.placed(), confidence=1 - 11.25 / 2**14)),
+    "direct_bars, at the level": lambda: views.direct_bars(replace(small.directed(), confidence=1 - 3.75 / 2**10)),
+    "mediation, at the level": lambda: views.mediation(replace(small.mediated(), confidence=1 - 3 / 32, settings={})),
+    "profiles, of a gap": lambda: views.profiles(
+        replace(small.profiled(), conditions=("gap",), received=GAP, uniform=GAP)
+    ),
     "site_map, a column": lambda: views.site_map(small.placed(), value="effect"),
     "direct_bars, the largest": lambda: views.direct_bars(small.directed(), top=2),
     "token_bars, one each": lambda: views.token_bars(small.written(), top=1),

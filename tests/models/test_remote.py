@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from ndif_under_test import Server, hosting, strictly
 
 import mless_interp as mi
 from mless_interp.models.info import Inputs, ModelError
+from mless_interp.models.load_options import Loading
+from mless_interp.models.nnsight import NnsightModel, hosted
 
 TOKENS = torch.arange(5, 29)[None]
 MEGABYTE = 2**20
@@ -81,11 +84,18 @@ def test_edits_that_cannot_be_written_down_and_weights_are_refused(both: Any) ->
 def test_a_model_that_ndif_does_not_run_is_refused_with_those_that_it_does(
     tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    here = loaded(tiny_model_dir("qwen2"), "nnsight")
     hosting(monkeypatch, key=None)
     with pytest.raises(ModelError, match="needs an API key of NDIF, .* NDIF_API_KEY"):
         mi.load_model("some/model", remote=True)
     folder = weightless(tiny_model_dir("qwen2"), tmp_path / "elsewhere")
     hosting(monkeypatch, folder)
     hosting(monkeypatch, "one/model", "two/model")
-    with pytest.raises(ModelError, match="NDIF does not run .*elsewhere now; it runs one/model, two/model"):
+    with pytest.raises(ModelError, match="NDIF does not run .*elsewhere now; it runs a/model, one/model, two/model"):
         mi.load_model(folder, remote=True)
+    hosting(monkeypatch, folder)
+    halves = lambda self, tokens, capture, logits_at: SimpleNamespace(captured=dict.fromkeys(capture, tokens.half()))  # noqa: E731
+    monkeypatch.setattr(NnsightModel, "run", halves)
+    there = hosted(folder, Loading())
+    assert (there.remote, there.positions, there.info.dtype, there.info.name) == (True, None, "float16", folder)
+    assert there.operations == here.operations and there.tokenizer("a b").input_ids == here.tokenizer("a b").input_ids

@@ -89,8 +89,9 @@ def test_a_run_cut_off_at_any_byte_of_its_last_line_goes_on_and_says_so(begun: P
     bytes_ = begun.read_bytes()
     for cut in (1, 2, 5, 20):
         begun.write_bytes(bytes_[:-cut])
-        with pytest.warns(UserWarning, match=r"c.jsonl: the last line was cut off and is computed again"):
+        with pytest.warns(UserWarning, match=r"c.jsonl: the last line was cut off and is computed again") as said:
             again = Checkpoint(begun, SETTINGS)
+        assert Path(said[0].filename).name != "checkpoint.py", "it names who asked"
         with again:
             assert len(again) == 2
             again.put({"d": 3})

@@ -11,6 +11,7 @@ import pytest
 from models_under_test import loaded
 from results_under_test import same
 
+from mless_interp.circuits.paths import Mlp
 from mless_interp.core.heads import Head
 from mless_interp.patching.sweep import PatchScores
 from mless_interp.runtime.folders import write_manifest
@@ -38,7 +39,7 @@ def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> No
     settings = {
         "array": np.array([1.0, -np.nan]),
         "words": np.array(["a", "b"], dtype=object),
-        "tuple": (1, "x"),
+        "tuple": ("x", Mlp(1)),
         "list": [None, True, 2.5, np.int64(3)],
         "a.%": {"deep": np.arange(2)},
         "head": Head(1, 2),
@@ -52,7 +53,7 @@ def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> No
         "dict": {
             "array": {"array": "found.settings.array"},
             "words": {"array": "found.settings.words"},
-            "tuple": {"tuple": [1, "x"]},
+            "tuple": {"tuple": ["x", {"result": {"class": "Mlp", "fields": {"layer": 1}}}]},
             "list": [None, True, 2.5, 3],
             "a.%": {"dict": {"deep": {"array": "found.settings.a%2E%25.deep"}}},
             "head": {"head": [1, 2]},
@@ -63,7 +64,7 @@ def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> No
         assert words.tolist() == ["a", "b"] and words.dtype.kind == "U"
         assert not np.signbit(arrays["found.settings.array"][1]), "one kind of NaN"
     again = load(folder)["found"].settings
-    assert again["tuple"] == (1, "x") and again["list"] == [None, True, 2.5, 3] and again["head"] == Head(1, 2)
+    assert again["tuple"] == ("x", Mlp(1)) and again["list"] == [None, True, 2.5, 3] and again["head"] == Head(1, 2)
     with pytest.raises(FileExistsError, match="exists; choose another"):
         save(folder, made_scores())
     assert load(save(folder, made_scores(seed=4), overwrite=True))["PatchScores"].seed == 4
