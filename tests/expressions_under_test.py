@@ -18,14 +18,14 @@ import pandas as pd
 import torch
 from conftest import qwen2_tokenizer, word_tokenizer
 from jaxtyping import config
-from small_results import answered, asked_twice, between_segments, certified, patched, rated, scored, uneven
+from small_results import RESULTS, answered, asked_twice, between_segments, certified, patched, rated, scored, uneven
 
 import mless_interp as mi
 from mless_interp import statistics as st
-from mless_interp.answers import treatments
+from mless_interp.answers import graders, latex, same_answer, treatments
 from mless_interp.circuits import cells, circuit, head_sets, head_writes, judge, locate, paths, site_patches, transfer
 from mless_interp.core import arguments, heads
-from mless_interp.ground_truth import compare_hook, roles
+from mless_interp.ground_truth import compare_hook, roles, weights
 from mless_interp.ground_truth import tokenizer as planted_words
 from mless_interp.mechanism import activations as shifts
 from mless_interp.mechanism import decompose, mediation, span_reading

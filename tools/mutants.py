@@ -209,7 +209,7 @@ ROOMS = {
     ),
     "grading": Room(
         modules("answers", "graders latex math_verify_process same_answer"),
-        files("answers", "graders spelling"),
+        (*files("answers", "graders spelling"), EXPRESSIONS),
     ),
     "answers": Room(  # the rest of it, but what runs in vLLM's environment and whole models
         modules("answers", "decoding evaluate results treatments"),

@@ -170,8 +170,7 @@ class _Search:
     little: float
 
     def _medians(self, side: str, sets: Sequence[Members]) -> np.ndarray:
-        effects = self.whole.turned(self.measured.effects(side, sets))
-        return np.median(self.whole.units(effects), axis=0) if sets else np.zeros(0)
+        return np.median(self.whole.units(self.whole.turned(self.measured.effects(side, sets))), axis=0)
 
     def in_doubt(self, candidates: Sequence[Head]) -> Members:
         """Return the candidates by what each does alone, open or closed; those that do little stay in their order behind."""
