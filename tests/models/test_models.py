@@ -84,9 +84,7 @@ def test_a_saved_hooked_transformer_is_loaded_as_it_was(tmp_path: Path) -> None:
     model = mi.load_model(tmp_path, tf32=False)
     assert torch.equal(model.run(tokens).logits, made.run(tokens).logits) and model.weights_hash == made.weights_hash
     assert model.info.loaded_from == model.info.name == str(tmp_path) and model.how.keywords["tf32"] is False
-    with pytest.raises(
-        ValueError, match="holds a HookedTransformer: backend must be 'hooked_transformer', on one device"
-    ):
+    with pytest.raises(ValueError, match="a HookedTransformer: backend must be 'hooked_transformer', on one device"):
         mi.load_model(tmp_path, backend="bridge")
     lacking = {name: weight for name, weight in weights.items() if name != "embed.W_E"}
     for others, first in ((weights | {"b": torch.ones(1)}, "b"), (lacking, "embed.W_E")):
@@ -136,9 +134,7 @@ def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: A
 def test_other_objects_cannot_be_wrapped() -> None:
     with pytest.raises(TypeError, match="takes a HookedTransformer, a TransformerBridge or an nnsight model"):
         mi.wrap_model(torch.nn.Linear(2, 2))
-    native = type(
-        "TransformerBridge", (), {"original_model": torch.nn.Linear(1, 1)}
-    )()  # of TransformerLens 4's boot_native
+    native = type("TransformerBridge", (), {"original_model": torch.nn.Linear(1, 1)})()  # as boot_native makes it
     with pytest.raises(ModelError, match="holds a Linear and no Hugging Face model"):
         mi.wrap_model(native)
 
