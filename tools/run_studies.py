@@ -65,13 +65,13 @@ after = "question"                    # or before, or at; one place or several
 ## Reading the tables
 
 `python tools/run_studies.py` writes everything below from runs of the demo model and of
-[stories260K](real-models.md#55-slashes-in-stories260k). Neither is a model of the sources, so the tables neither support
+[stories260K](real-models.md#55-slashes-in-stories260k). The studies' papers used other models: the tables neither support
 nor refute them.
 
 - `x55`: 55 inserted tokens.
 - The first [contrast](concepts.md#the-contrasts): the median effect on the answer's log-probability (nats) with its
-  95 % interval, and the problems with that sign. Further contrasts: the median, if any row has an asterisk (p < 0.05,
-  sign test, Holm over the study).
+  95 % interval, and the problems with that sign. Further contrasts: the median if any row is significant.
+  Asterisk: p < 0.05 (sign test, Holm over the study).
 - `attention`: mean share of later rows' attention on the inserted tokens.
 - `heads`: heads that carry more than 5 % of the content effect in most problems.
 - `answers`: right answers, and the difference from no insertion in points.

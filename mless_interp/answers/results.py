@@ -50,8 +50,8 @@ class Comparison(Result):
     columns = columns_of("""
         second | treatment | | what was done to the problem before it was answered
         first | against | | the treatment that it is compared with
-        accuracy_second | right | share | share of right answers under the treatment
-        accuracy_first | right under that one | share | share of right answers under the treatment that it is compared with
+        accuracy_second | right | rate | share of right answers under the treatment
+        accuracy_first | right under that one | rate | share of right answers under the treatment that it is compared with
         difference | change, points | points | under the treatment - under the one it is compared with, on the same problems
         gained | gained | | problems right only under the treatment
         lost | lost | | problems right only under the one it is compared with
@@ -181,8 +181,8 @@ class AccuracyResults(Result):
     picture = "accuracy_bars"
     columns = (
         columns_of("""
-        accuracy | right | share | share of right answers, strictly graded
-        paper | right, paper's grader | share | share of right answers as the paper's own rule grades
+        accuracy | right | rate | share of right answers, strictly graded
+        paper | right, paper's grader | rate | share of right answers as the paper's own rule grades
         boxed | boxed | share | share of answers with a \\boxed{} result
         cut_off | cut off | share | share of answers that ran into the longest length
         gave_up | undecided | share | share of grades that nothing decided; they count as wrong

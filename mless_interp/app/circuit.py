@@ -19,11 +19,11 @@ PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
 @dataclass(frozen=True, kw_only=True)
 class Options(Pairing):
     model: str = argument("demo", MODEL_HELP, callback=is_model, metavar="MODEL")
-    heads: str | None = None
+    heads: str | None = option(None, "Trace these heads, name none: L0H13,L1H2.")
     limit: int = option(
-        LIMITS["circuit"], "Number of problems that name the heads, from the first one; with --heads all.", min=1
+        LIMITS["circuit"], "Number of problems that name the heads; if --heads is given, that measure.", min=1
     )
-    confirm: int | None = option(None, f"Fresh problems that measure. [default: {N_CONFIRM}; with --heads 0]", min=0)
+    confirm: int | None = option(None, f"Fresh problems that measure. [default: {N_CONFIRM}; 0 with --heads]", min=0)
     by: str | None = None
     most_heads: int = option(8, "Maximum number of heads in the circuit (largest effects first).", min=1)
     contrast: Literal["content", "computed", "inside", "replaced"] = option(
@@ -47,7 +47,7 @@ class Options(Pairing):
             raise ValueError("--by goes with heads that are located, not with --heads")
         confirm = (0 if given else N_CONFIRM) if self.confirm is None else self.confirm
         if confirm == 1 or (given and confirm):
-            raise ValueError(f"--confirm takes 2 or more problems, or 0, and only goes without --heads, got {confirm}")
+            raise ValueError(f"--confirm must be 0 {'with --heads' if given else 'or at least 2'}, got {confirm}")
         if not given and self.limit == 1:
             raise ValueError("--limit 1: heads are named by 2 or more problems: give more, or --heads")
         return self.in_parts(limit=self.limit, confirm=confirm)

@@ -19,7 +19,9 @@ class Options(Inserting):
         "content", f"What is drawn: {as_words({name: CONTRASTS[name] for name in DRAWN})}. For the MLP: content."
     )
     control: bool = option(True, "Compare lambda with random words of the same length.", "--control/--no-control")
-    direction: Literal["denoising", "noising"] = option("noising", "Mediation: add the parts, or take them away.")
+    direction: Literal["denoising", "noising"] = option(
+        "noising", "Mediation: noising adds the parts, denoising removes them."
+    )
     outcome: str = "answer_logprob"
     c: float = option(0.13, "Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.", min=1e-9)
     out: Path = Path("results/mechanism")

@@ -62,7 +62,7 @@ class Options(Pairing):
 
 
 def compute(options: Options) -> Computed:
-    """Patch attention heads, one at a time and exactly, and rank them by the share of the insertion's effect they carry.
+    """Name the attention heads that carry more than 5 % of the insertion's effect in most problems, by exact patching.
 
     Writes heads.csv (a row per head), patches.parquet (a row per problem and head), head_map.png, attention.html (offline;
     the top heads with and without the insertion); with --answers also answers.csv and completions.jsonl.
@@ -90,14 +90,15 @@ def compute(options: Options) -> Computed:
             results["LocatedHeads"], swept = found, found.patches
             by_size = [label for label in found.table()["label"] if label in map(str, found.found)]
             named = sorted(by_size, key=lambda label: label not in map(str, found.confirmed))
-        if others:
             joint = found.joint if found.confirmation is None else found.confirmation.joint
+            notes = [] if joint is None else joint.in_short()
+        if others:
             treatments = cut_off(pairs[0].insertion, joint, n_random_sets=N_RANDOM_SETS)
             how = {"template": options.template, "checkpoint": partial / "answers.jsonl", **options.common}
             with stage("answering"):
                 answered = evaluate_accuracy(model, parts[2], treatments, **how)
             results["AccuracyResults"] = replace(answered, settings=answered.settings | {"reference": INSERTED})
-            notes = answers_come_back(results["AccuracyResults"])
+            notes += answers_come_back(results["AccuracyResults"])
     options.say("reading the attention of the heads to show ...")
     shown = shown_attention(model, pairs, named[:N_SHOWN] or swept.top(N_SHOWN)["label"].tolist())
     facts = {"mode": options.mode, "n_problems": len(pairs), "n_fresh": len(fresh), "n_answers": options.answers}

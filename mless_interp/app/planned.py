@@ -150,7 +150,9 @@ def plan_run(
     for label, (word, known) in asked.items():
         one_of(word or known[0], known, label)
     if (memory is None) != (tflops is None) or (memory is not None and device is not None):
-        raise ValueError("a GPU that is not here needs both memory and tflops (memory=80e9, tflops=400), and no device")
+        raise ValueError(
+            "for a GPU that is elsewhere give memory (80e9 bytes; 80GB in a command) and tflops (400), and no device"
+        )
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
     shape = Shape.of(name)
     given: tuple[Any, ...] = tuple(problems)

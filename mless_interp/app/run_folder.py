@@ -198,8 +198,8 @@ def read(folder: Path) -> Kept:
 def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a run, finished or not.")]) -> None:
     """Make pictures, tables and report.html again from what a run computed and kept.
 
-    Nothing is computed and no model is loaded. DIR is the --out of a run; where its pictures could not be made (an error in
-    one, a full disk), they are made now, and DIR appears.
+    Loads no model and computes nothing. DIR is the --out of a run. If its pictures failed (an error, a full disk), DIR does
+    not exist yet: this command makes the pictures and DIR.
     """
     asked = line.Saving(out=folder)
     waiting, shown = ((place / RUN).read_bytes() if (place / RUN).is_file() else b"" for place in (asked.kept, folder))

@@ -118,7 +118,7 @@ def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
         every = list(run.values()) if isinstance(run, Mapping) else [run]
         found = [each for kind in COMPARED for each in every if isinstance(each, kind)]
         if not found:
-            raise ValueError(f"{name}: only runs of locate and of accuracy can be compared")
+            raise ValueError(f"{name}: expected a run of locate, sweep or accuracy, got {run!r:.40}")
         results[name] = found[0]
     if len(results) < 2:
         raise ValueError("give two or more runs")

@@ -17,7 +17,9 @@ def _listed(study: str | None) -> str | None:
     if study is None:
         tell("\n".join(f"{name:28}{tomllib.loads(path.read_text())['title']}" for name, path in INCLUDED.items()))
         raise typer.Exit
-    return study if study in INCLUDED else is_file(study)
+    if study not in INCLUDED and not Path(study).exists():
+        raise typer.BadParameter(f"no study or file {study!r}; included: {', '.join(INCLUDED)}")
+    return study
 
 
 @dataclass(frozen=True, kw_only=True)

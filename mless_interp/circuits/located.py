@@ -56,7 +56,9 @@ class Verdicts(Grouped):
     strata: tuple[str, ...] = ()
 
     columns: ClassVar[tuple[Column, ...]] = (
-        columns_of("""
+        PatchScores.columns
+        + Parts.columns
+        + columns_of("""
         kind | verdict | verdict | a test over most problems, corrected for testing many heads
         claimed | claimed | verdict | the verdict on the problems that named the head
         strata | in strata | verdict | the strata of the problems in which a specialist was named
@@ -70,8 +72,9 @@ class Verdicts(Grouped):
         added_median | reproduced, median | | median effect that appears when the head is patched in, in the outcome's unit
         removed_p | p, undone | p | that it undoes more in most problems; Holm over heads, sides and senses
         added_p | p, reproduced | p | that it reproduces more in most problems; Holm over heads, sides and senses
-        random_words_share | with random words | share | share of the head's effect that random words have too
-        random_effect | under random words | | the head's effect where random words of the same length are inserted
+        effect | median effect | | the head's effect on the side on which it was named, in the outcome's unit
+        random_words_share | share with random words | share | share of the head's effect that random words have too
+        random_effect | effect with random words | | the head's effect where random words of the same length are inserted
         mful_effect | under a repeated word | | the head's effect where a repeated word is inserted
         matched_mass_effect | same attention elsewhere | | what removing as much attention from other tokens undoes
         shift_effect | under the gap alone | | the head's effect where positions are shifted and nothing is inserted
@@ -81,8 +84,6 @@ class Verdicts(Grouped):
         exceeds_mass_n | of | | problems where as much attention elsewhere can be removed
         p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems
     """)
-        + PatchScores.columns
-        + Parts.columns
     )
     axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem head"), ("total", "problem"))
 
@@ -106,6 +107,10 @@ class Verdicts(Grouped):
     @property
     def _least(self) -> str:
         return f"more than {100 * self.smallest_effect:.3g} % of"
+
+    @property
+    def _counted(self) -> str:
+        return f"counts: problems with more than the smallest effect, {self.judged.effect.delta_words(self.unit)}"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per measure (`judge.MEASURES`), problem and head."""
@@ -255,7 +260,7 @@ class Confirmation(Verdicts, Result):
         return found if np.isnan(effect.delta) else [*found, *self._held_words()]
 
     def shown(self) -> Shown:
-        claims = f"Named heads on fresh problems; counts of problems with {self._least} the effect."
+        claims = f"Named heads on fresh problems; {self._counted}."
         beside = "The same heads and their controls; medians over problems."
         tables = [_on_a_page(self, claims), *[ShownTable(self.control_table(), beside)] * bool(self.controls)]
         return Shown(tuple(tables))
@@ -462,7 +467,7 @@ class LocatedHeads(Verdicts, Result):
         return _known(self.table().head(len(self.found) or 3 * self.established), names, verdict="kind")
 
     def shown(self) -> Shown:
-        how = f"Tested heads, named ones first, then by the larger side; counts of problems with {self._least} the effect."
+        how = f"Tested heads, named ones first, then by the larger side; {self._counted}."
         made, tables = self.confirmation, [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"

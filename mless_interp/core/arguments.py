@@ -27,7 +27,7 @@ REMEDIES = {
     "Insertion": 'for example Insertion.meaningless(" /", n_tokens=55)',
     "InMemory": "a model in memory is an object with its name, hf_model and tokenizer, as types.SimpleNamespace is",
     "Head": "write Head(layer, head) or 'L0H13' (zero-based)",
-    "PatchScores": "patch_heads(...) gives them",
+    "PatchScores": "locate_heads or patch_heads gives one",
 }
 """What to do where an object of this class was expected."""
 INTERNAL = "a Prepared"

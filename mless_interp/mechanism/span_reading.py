@@ -185,7 +185,7 @@ class SpanReadings(Measured):
     def headline(self) -> str:
         what, found = f"The {one_line(self.what)}", self.found
         if not np.isfinite(self.tested.p).any():
-            return f"{what} is not readable in the span: its rows are the same in every problem, or no pair is known."
+            return f"{what} was not tested: the span's rows are equal in all problems, or no two problems form a pair."
         said = [
             f"by {words} from {_layer(self.layers[int(np.argmax(found[at].any(1)))])} on ({self._best(at)})"
             for at, words in enumerate(READERS.values())
@@ -218,7 +218,7 @@ class SpanReadings(Measured):
     def caveats(self) -> list[str]:
         told = super().caveats()
         if not self.after_question:
-            told.append("In some problems the span stands before the question, and nothing of it can be there.")
+            told.append("A span before the question cannot contain anything of it: insert after the question.")
         needed = statistics.fewest_problems(max(1, int(np.isfinite(self.tested.p).sum())), alpha=self.level)
         most = zip(READERS, self.tested.n.max((1, 2)).tolist(), strict=True)
         if few := ", the ".join(f"{reader} has {n}" for reader, n in most if n < needed):
@@ -254,7 +254,7 @@ def read_span(
     r"""Look for the answer, or an intermediate, at the inserted positions, layer by layer.
 
     One token $t_p$ of each problem is looked for in the residual stream $x$ of the span's rows, before the first layer and
-    after each one, by two readers, mean over a block's rows:
+    after each one, by two decoders, mean over a block's rows:
 
     - *lens*: the model's own last norm and unembedding, $V_{p,t} = \log \mathrm{softmax}(W_U\, n(x))_t$ (nats);
     - *probe*: the score of $t$ by a ridge regression on $x$ (root mean square 1), fitted on other groups of problems.
@@ -264,7 +264,7 @@ def read_span(
 
     $$ m = V_{p, t_p} - V_{q, t_p} + V_{q, t_q} - V_{p, t_q} > \delta $$
 
-    by an exact test, Holm over readers, layers and blocks. Where the span says nothing of the token the sign is a fair coin.
+    by an exact test, Holm over decoders, layers and blocks. If the span contains nothing of the token, the sign is a fair coin.
 
     what : "answer" (its first token, or the class), a tag of the problems (a text of one token, as it stands behind the answer
         prefix; of `pairs_from_ids` a token id), or a function of the pair that gives a token id (of several the first).

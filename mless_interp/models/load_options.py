@@ -39,7 +39,9 @@ class Loading:
             f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}": backend not in BACKENDS,
             f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}": self._dtype not in DTYPES,
             'remote must be False, True or "local"': self.remote not in (False, True, "local"),
-            "remote and attn_implementation need backend='nnsight'": self._traced and backend != "nnsight",
+            f"{'remote' if self.remote else 'attn_implementation'} needs backend='nnsight', got {backend!r}": (
+                self._traced and backend != "nnsight"
+            ),
             "device_map and quantization_config need backend='nnsight' or 'bridge'": (
                 split and backend == "hooked_transformer"
             ),

@@ -66,7 +66,7 @@ def enrichment(
     / (1 + draws). The heads must be named without these problems (as the paper's are). Each rank has a bootstrap interval
     over problems.
 
-    `ValueError` for heads that were not tested, or given twice. Source: methods §8, E9.
+    `ValueError` for heads that were not tested, or given twice. Source: methods §9 (ranking).
     """
     chosen, family = as_heads(heads), list(found.heads)
     missing = [str(head) for head in chosen if head not in family]

@@ -71,7 +71,7 @@ def attribute_heads(
     check_count(steps, name="steps")
     n_verified = usual if verify is None else check_count(verify, name="verify", at_least=0)
     if not between.equal_length or (method == "gate_ig" and not between.cuts):
-        needs = "gate_ig needs something to hide ('content', 'computed'), atp runs of equal length ('shift' too)"
+        needs = "gate_ig takes 'content', 'computed' and 'inside'; atp all runs of equal length ('shift' too)"
         raise ValueError(f"{method} does not know contrast {contrast!r}: {needs}; patch_heads knows them all")
     prepared = prepare(model, pairs, outcome).under(between)
     refuse_without_gradients(model, f"attribute_heads(method={method!r})")

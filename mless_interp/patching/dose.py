@@ -70,7 +70,7 @@ def dose_response(
 
     insertion : its `n_tokens` is replaced by each of `doses`.
     layer : whose heads are read (zero-based).
-    Source: methods I12, E8.
+    Source: methods §3 (I12).
     """
     options, read_outcome = RunOptions(checkpoint, progress, seed), outcome_named(outcome, signed_for="dose-response")
     doses = checked_doses(doses, insertion.kind)

@@ -25,7 +25,9 @@ WHOLE = "1: the whole effect"
 
 def check_smallest_effect(share: float) -> None:
     if not 0 <= share < 1:
-        raise ValueError(f"smallest_effect is a share of the median total effect, from 0 to below 1, got {share!r}")
+        raise ValueError(
+            f"smallest_effect is a share of the upper limit of the median total effect, from 0 to below 1, got {share!r}"
+        )
 
 
 def fewest_for(n_tests: int, confidence: float = CONFIDENCE) -> int:

@@ -230,6 +230,15 @@ class JointKnockout(Measured):
         over = f"median over {count_of(len(self.problem_ids), 'problem')}"
         return f"Knocking out {listed(self.heads)}{together} {does} {outcome} by {size} ({over})."
 
+    def in_short(self) -> list[str]:
+        """Return a sentence on what several heads undo together, beside random sets; none of one head or without such sets."""
+        if len(self.heads) < 2 or not self.sets:
+            return []
+        own, others = (float(np.median(np.median(self._turned(each), axis=0))) for each in (self.effect, self.random))
+        p = f" (p = {self.p:.2g})" if self.chosen_elsewhere else ""
+        sets = f"{len(self.sets)} random sets of the same layers {others:#.3g} (median), {self.n_as_large or 'none'} as much"
+        return [f"Together they undo {own:#.3g} {self.unit}; {sets}{p}."]
+
     def _turned(self, values: np.ndarray) -> np.ndarray:
         """Return effects of groups, positive where they have the sign of the set's."""
         return self.by_group(values) * (-1.0 if np.median(self.by_group(self.effect)) < 0 else 1.0)
@@ -284,7 +293,7 @@ def read_effects(
       nothing goes, the span is just a place to park attention. NaN where a row cannot see that token.
     - `reroute_uniform`, the same with the mean value of the other tokens: only dilution, where next to nothing goes.
 
-    smallest_effect : of interest, as a share of the |median total effect|, above 0.
+    smallest_effect : as a share of the upper limit of the |median total effect|, above 0.
     chosen_elsewhere : True says that the heads were chosen without these problems; only then are there p-values.
     Source: methods §3 (I1, I7, I8), §6, §8.
     """

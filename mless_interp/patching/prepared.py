@@ -226,6 +226,11 @@ class Runs:
         for at, pair in enumerate(self.pairs):
             reference = clean[at : at + 1].to(logits.device) if self.outcome.needs_clean and clean is not None else None
             found.append(self.outcome.value(rows[at], pair, reference))
+            if found[-1].shape != rows.shape[1:2]:
+                raise ValueError(
+                    f"outcome {self.outcome.name!r} must give a number for each run, {list(rows.shape[1:2])} of logits "
+                    f"[run, read, vocab] {list(rows[at].shape)}, and gave {list(found[-1].shape)}"
+                )
         return torch.stack(found)
 
 

@@ -70,7 +70,7 @@ def patch_heads(
         too), "last" (from the position that predicts the answer on), or "all" (of equal length).
     checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
     max_rows : rows of one batch at most (default: sized to memory).
-    smallest_effect : of interest, as a share of the median total effect.
+    smallest_effect : as a share of the median total effect's upper limit.
     Source: Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward pass with that edit.
     """
     options = RunOptions(checkpoint, progress, seed, max_rows)

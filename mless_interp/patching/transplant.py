@@ -38,7 +38,7 @@ def transplant_span(
     progress: bool = True,
     seed: int = 0,
 ) -> "Transplant":
-    """Give each problem's run the span of other problems: does the answer of where it came from become more likely?
+    """Give each problem's run the spans of other problems: do those problems' answers become more likely?
 
     Every layer's keys (before they are rotated) and values of the span's rows are those of a partner's own run with the same
     insertion. `carried`: how much more likely a partner's span makes the partner's answer than the other partners' spans do;

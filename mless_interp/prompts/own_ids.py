@@ -154,7 +154,7 @@ def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[Prom
 
     def pair(row: dict[str, Any]) -> PromptPair:
         if not {"ids", "answer"} <= row.keys() <= set(KEYS):
-            raise ValueError(f"a pair is an object with ids and answer, and of {', '.join(KEYS[2:])}")
+            raise ValueError(f"expected keys ids, answer and any of {', '.join(KEYS[2:])}; got {', '.join(row)}")
         return _pair(row | {"tags": _tags([row.get("tags")], 1)[0]}, {})
 
     made = Several(islice(of_lines(Path(path), pair), limit))

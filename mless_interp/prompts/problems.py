@@ -144,8 +144,9 @@ def of_lines(path: Path, make: Callable[[dict[str, Any]], T]) -> Iterator[T]:
                     raise TypeError(f"expected a JSON object, got {type(record).__name__}")
                 made = make(record)
             except (TypeError, ValueError) as error:
-                what = "no JSON object, of which there is one a line: " * isinstance(error, json.JSONDecodeError)
-                raise ValueError(f"{path.name}, line {number}: {what}{error}") from error
+                no_json = isinstance(error, json.JSONDecodeError)
+                what = f"expected a whole JSON object on each line (.jsonl), got {shown(text)}" if no_json else error
+                raise ValueError(f"{path.name}, line {number}: {what}") from error
             yield made
 
 

@@ -16,7 +16,7 @@ from ..core.arguments import listed
 from .engines import Shard, parts_of
 from .folders import Lock
 
-WAYS_ON = "use the old settings, choose another file, or delete this one to start again"
+WAYS_ON = "use the old settings, another checkpoint (--out), or delete this file"
 
 
 class CheckpointError(ValueError):

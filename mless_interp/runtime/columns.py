@@ -29,9 +29,9 @@ MISSING = "–"
 class Column:
     """A column of a result's tables: its name there, its heading, what it is, its unit, and its role.
 
-    "share" is written in percent, "points" in percentage points, "p" with two digits, "level" (no change) without a plus sign,
-    "count" (ranks too) without decimals where all are whole, "of NAME" as a count out of the column NAME; "verdict" stands
-    second, "later" behind the others.
+    "share" is written in percent, "rate" with a decimal, "points" in percentage points, "p" with two digits, "level" (no
+    change) without a plus sign, "count" (ranks too) without decimals where all are whole, "of NAME" as a count out of the
+    column NAME; "verdict" stands second, "later" behind the others.
     """
 
     name: str
@@ -206,10 +206,10 @@ def says(column: pd.Series) -> bool:
 def _numbers(values: Sequence[Any], ends: Sequence[Sequence[Any]], role: str) -> list[Cell]:
     """Return numbers of one column and the `ends` of their intervals, signed if any is negative, with equally many decimals;
     where the largest is 100 or more, with four digits of each."""
-    scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
+    scale, unit = 100 if role in ("share", "rate", "points") else 1, " %" if role in ("share", "rate") else ""
     known = [scale * float(value) for value in (*values, *chain(*ends)) if not pd.isna(value)]
-    signed = role == "points" or (role not in ("share", "level") and any(value < 0 for value in known))
-    if role == "points":
+    signed = role == "points" or (role not in ("share", "rate", "level") and any(value < 0 for value in known))
+    if role in ("points", "rate"):
         decimals = 1
     elif role == "count":
         decimals = int(not all(value.is_integer() for value in known))

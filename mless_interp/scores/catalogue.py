@@ -311,28 +311,49 @@ SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_r
 """Whether the span is a sink: what `metrics="sinks"` measures."""
 
 
+OwnMetric = Callable[[Tensor, Tensor], Tensor]
+"""A user's function of attention rows `[head, row, key]` and the span's mask `[key]` to a number per row, `[head, row]`."""
+
+
 def metric_named(name: str) -> Metric:
     """Return the metric of that name; `name_last` gives the row metric `name`."""
     found = METRICS.get(name) or METRICS.get(name.removesuffix("_last"))
     if found is None or (found.name != name and found.kind != "row"):
         raise ValueError(
             f"unknown metric {name!r}{nearest(name, METRICS)}; choose of {', '.join(METRICS)}; row metrics also with _last "
-            f"({', '.join(ROWS)})"
+            f"({', '.join(ROWS)}); a metric of your own is a function: metrics=[my_function]"
         )
     return found
 
 
-def chosen_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the names asked for: None the usual ones, "all" every one, "sinks" whether the span is one, a name, or several."""
-    if metrics is None:
-        return DEFAULT
-    if metrics == "sinks":
-        return SINKS
-    if metrics == "all":
-        return (*METRICS, *(f"{name}_last" for name in ROWS))
-    names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-    for name in names:
-        metric_named(name)
-    if not names or len(set(names)) != len(names):
-        raise ValueError("no metrics to compute" if not names else "a metric is given twice")
-    return names
+def metric_shown(name: str) -> Metric:
+    """Return what holds of a result's metric of that name; one of a user's function has neither unit nor flags."""
+    return metric_named(name) if name.removesuffix("_last") in METRICS else Metric(name, "row", "", "", _of_rows)
+
+
+def _own(function: OwnMetric) -> Metric:
+    def formula(rows: Rows) -> Tensor:
+        pattern = rows.block.pattern
+        found = function(pattern, rows.span)
+        if found.shape != pattern.shape[:-1]:
+            raise ValueError(
+                f"metric {name!r} must give a number for each head and row, {list(pattern.shape[:-1])} of a pattern "
+                f"{list(pattern.shape)}, and gave {list(found.shape)}"
+            )
+        return found
+
+    if (name := function.__name__).removesuffix("_last") in METRICS:
+        raise ValueError(f"{name!r} is a metric of the catalogue: give your function another name")
+    return Metric(name, "row", "", "", formula)
+
+
+def chosen_metrics(metrics: str | Iterable[str | OwnMetric] | None) -> dict[str, Metric]:
+    """Return the metrics asked for: None the usual ones, "all" every one, "sinks" whether the span is one, a name, or several,
+    functions among them."""
+    named = {"usual": DEFAULT, "sinks": SINKS, "all": (*METRICS, *(f"{name}_last" for name in ROWS))}
+    wanted = "usual" if metrics is None else metrics
+    given = named.get(wanted, (wanted,)) if isinstance(wanted, str) else tuple(wanted)
+    made = [(each, metric_named(each)) if isinstance(each, str) else ((own := _own(each)).name, own) for each in given]
+    if not made or len(dict(made)) != len(made):
+        raise ValueError("no metrics to compute" if not made else "a metric is given twice")
+    return dict(made)

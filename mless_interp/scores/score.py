@@ -25,7 +25,7 @@ from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, in_context
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
 from . import streaming
-from .catalogue import COLUMNS, METRICS, Profile, chosen_metrics, metric_named
+from .catalogue import COLUMNS, METRICS, Metric, OwnMetric, Profile, chosen_metrics, metric_shown
 
 T = TypeVar("T")
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
@@ -92,7 +92,7 @@ class HeadScores(results.Result):
     def middle(self, metric: str, condition: str | None = None) -> np.ndarray:
         """Return the mean over problems, `[layer, head]`; the median of metrics that may be infinite (`Metric.censored`)."""
         values = self.by_group(self.of(metric, condition))
-        censored = metric_named(metric).censored
+        censored = metric_shown(metric).censored
         return median_interval(values).estimate if censored else defined_mean(values)
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
@@ -102,7 +102,7 @@ class HeadScores(results.Result):
         columns: dict[str, object] = dict(results.head_columns(self.heads))
         for metric in self._in(condition):
             cells = self.by_group(results.of_heads(self.values[metric][condition], self.heads))
-            columns |= results.interval_columns(metric, self._interval(cells, censored=metric_named(metric).censored))
+            columns |= results.interval_columns(metric, self._interval(cells, censored=metric_shown(metric).censored))
             columns[f"{metric}_n"] = (~np.isnan(cells)).sum(0)
             if np.isinf(cells).any():
                 columns[f"{metric}_infinite"] = np.isinf(cells).sum(0)
@@ -123,7 +123,7 @@ class HeadScores(results.Result):
                 null = self.null.get(metric, {}).get(condition)
                 nulls = np.nan if null is None else null[:, layers].ravel()
                 rows = results.rows_of(self.problem_ids, self.heads, array, metric, condition=condition)
-                parts.append(rows.assign(null=nulls, unit=metric_named(metric).unit))
+                parts.append(rows.assign(null=nulls, unit=metric_shown(metric).unit))
         return pd.concat(parts, ignore_index=True)
 
     def sinks(self) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +136,10 @@ class HeadScores(results.Result):
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
         """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric: what `summary` shows of
         them, this metric first."""
-        self.of(metric, condition)
+        if np.isnan(self.of(metric, condition)).all():
+            raise ValueError(
+                f"{metric} is undefined in every problem: what it compares (tokens before the span, rows) is not there"
+            )
         table = self.table(condition or list(self.values[metric])[-1])
         wanted = dict.fromkeys((metric, *self._usual(self.metrics)))
         names = [name for each in wanted for name in (each, *results.ends_of(each)) if name in table]
@@ -182,15 +185,16 @@ class HeadScores(results.Result):
     def printed(self) -> pd.DataFrame:
         """Return means (or medians, no costly intervals) of a few metrics, the largest first."""
         here = self._in(self.conditions[-1])
-        shown = [metric for metric in PRINTED if metric in here] or here[:5]
+        known = [metric for metric in here if not np.isnan(self.of(metric, self.conditions[-1])).all()]
+        shown = known if len(known) <= 4 else [metric for metric in PRINTED if metric in known] or known[:5]
         means = {metric: results.of_heads(self.middle(metric, self.conditions[-1]), self.heads) for metric in shown}
         table = pd.DataFrame({"label": list(map(str, self.heads)), **means})
         return table.sort_values(shown[0], ascending=False, kind="stable") if shown else pd.DataFrame()
 
     def quantity(self, column: str) -> results.Quantity:
-        if column.removesuffix("_last") not in METRICS:  # a count, a null, a label
+        if column.removesuffix("_last") not in {*METRICS, *self.metrics}:  # a count, a null, a label
             return super().quantity(column)
-        metric = metric_named(column)
+        metric = metric_shown(column)
         return results.Quantity(metric.unit, metric.signed)
 
     def shown(self) -> results.Shown:
@@ -261,7 +265,7 @@ def score_heads(
     model: Model,
     pairs: Iterable[PromptPair],
     *,
-    metrics: str | Iterable[str] | None = None,
+    metrics: str | Iterable[str | OwnMetric] | None = None,
     conditions: Sequence[str] = ("base", "inserted"),
     heads: Iterable[Head | str] | None = None,
     rows: RowChoice = "shared",
@@ -277,7 +281,9 @@ def score_heads(
     Parameters
     ----------
     metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", "sinks" (is the span one: its
-        size, direction and values besides attention), or None for the usual ones (those that need only one pattern).
+        size, direction and values besides attention), or None for the usual ones (those that need only one pattern). A
+        function of your own takes the question's attention rows `[head, row, key]` and the span's mask `[key]`, and gives a
+        number for each row, `[head, row]`; its mean over rows goes by the function's name.
     conditions : of methods section 2; later ones are compared with the first (paired metrics).
     heads : zero-based `Head`s; default all.
     rows : which rows a token's received attention is averaged over: "shared" (not the span's: comparable between
@@ -299,7 +305,7 @@ def score_heads(
         for number, condition in enumerate(conditions):
             layout = streaming.pair_layout(pair, condition, rows=rows)
             plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink)
-            keep = number == 0 and len(conditions) > 1 and any("first_rows" in metric_named(n).needs for n in names)
+            keep = number == 0 and len(conditions) > 1 and any("first_rows" in each.needs for each in names.values())
             try:
                 inputs = pair.condition(condition)
                 run, nulls, kept = streaming.reduce_prompt(
@@ -331,7 +337,7 @@ def score_cache(
     pair: PromptPair,
     *,
     base: Mapping[str, Tensor] | object = None,
-    metrics: str | Iterable[str] | None = None,
+    metrics: str | Iterable[str | OwnMetric] | None = None,
     rows: RowChoice = "shared",
     exclude_sink: bool = True,
     windows: Sequence[int | None] | None = None,
@@ -351,10 +357,10 @@ def score_cache(
     The rest is as in `score_heads`. Metrics that need more than patterns (values, queries and keys) are refused.
     """
     names = chosen_metrics(metrics)
-    beyond = [name for name in names if not metric_named(name).of_patterns]
+    beyond = [name for name, metric in names.items() if not metric.of_patterns]
     if beyond and metrics != "all":
         raise ValueError(f"{beyond[0]} needs more than patterns (such as values): use score_heads with the model")
-    names = tuple(name for name in names if name not in beyond)
+    names = {name: metric for name, metric in names.items() if name not in beyond}
     given = [_patterns(each) for each in ((cache,) if base is None else (base, cache))]
     held = [next(iter(patterns.values())).shape[-1] for patterns in given]
     lengths = {"base": len(pair.base), "inserted": len(pair.inserted)}
@@ -409,11 +415,13 @@ def _patterns(cache: Any) -> dict[int, Tensor]:
     return found
 
 
-def _plan(names: Sequence[str], layout: streaming.Layout, *, compared: bool, exclude_sink: bool) -> streaming.Plan:
+def _plan(
+    names: Mapping[str, Metric], layout: streaming.Layout, *, compared: bool, exclude_sink: bool
+) -> streaming.Plan:
     """Return what a run has to be reduced to for these metrics; `compared`: with the first condition's."""
     missing: set[streaming.Need] = set() if layout.span.any() else {"span"}
     missing |= set() if compared else {"first_rows"}
-    wanted = {metric.name: metric for metric in map(metric_named, names) if not missing & set(metric.needs)}
+    wanted = {metric.name: metric for metric in names.values() if not missing & set(metric.needs)}
     rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
     return streaming.Plan(
         exclude_sink=exclude_sink,
@@ -427,7 +435,7 @@ def _plan(names: Sequence[str], layout: streaming.Layout, *, compared: bool, exc
 class _Scores:
     """One problem's values `[layer, head]` and nulls `[layer]`, put together layer by layer; short-lived."""
 
-    def __init__(self, names: Sequence[str], min_rows: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, names: Mapping[str, Metric], min_rows: int, shape: tuple[int, ...]) -> None:
         self.names, self.min_rows, self.shape = names, min_rows, shape
         self.values: results.Found = {}
         self.null: results.Found = {}
@@ -454,13 +462,12 @@ class _Scores:
         self._first.setdefault(layer, (own, uniform))
 
 
-def _head_values(names: Sequence[str], run: Profile, base: Profile | None) -> dict[str, Tensor]:
+def _head_values(names: Mapping[str, Metric], run: Profile, base: Profile | None) -> dict[str, Tensor]:
     """Return each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
     values: dict[str, Tensor] = {}
     rows, states = run.reduced.of("rows"), run.reduced.of("states")
     given = {"profile": (run,)} if base is None else {"profile": (run,), "paired": (base, run)}
-    for name in names:
-        metric = metric_named(name)
+    for name, metric in names.items():
         if metric.name in rows:
             found = rows[metric.name].cpu()
             mean = segment_mean(found, torch.ones(found.shape[-1], dtype=torch.bool))
