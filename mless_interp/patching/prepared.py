@@ -227,10 +227,9 @@ class Runs:
             reference = clean[at : at + 1].to(logits.device) if self.outcome.needs_clean and clean is not None else None
             found.append(self.outcome.value(rows[at], pair, reference))
             if found[-1].shape != rows.shape[1:2]:
-                raise ValueError(
-                    f"outcome {self.outcome.name!r} must give a number for each run, {list(rows.shape[1:2])} of logits "
-                    f"[run, read, vocab] {list(rows[at].shape)}, and gave {list(found[-1].shape)}"
-                )
+                of, got = (list(each.shape) for each in (rows[at], found[-1]))
+                given = f"{self.outcome.name!r} must give a number per run of logits [run, read, vocab] {of}"
+                raise ValueError(f"outcome {given}: expected {of[:1]}, got {got}")
         return torch.stack(found)
 
 

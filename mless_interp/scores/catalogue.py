@@ -333,12 +333,10 @@ def metric_shown(name: str) -> Metric:
 
 def _own(function: OwnMetric) -> Metric:
     def formula(rows: Rows) -> Tensor:
-        pattern = rows.block.pattern
-        found = function(pattern, rows.span)
-        if found.shape != pattern.shape[:-1]:
+        found, needed = function(rows.block.pattern, rows.span), rows.block.pattern.shape[:-1]
+        if found.shape != needed:
             raise ValueError(
-                f"metric {name!r} must give a number for each head and row, {list(pattern.shape[:-1])} of a pattern "
-                f"{list(pattern.shape)}, and gave {list(found.shape)}"
+                f"metric {name!r} must give a number per head and row, {[*needed]}, and gave {[*found.shape]}"
             )
         return found
 
@@ -348,8 +346,7 @@ def _own(function: OwnMetric) -> Metric:
 
 
 def chosen_metrics(metrics: str | Iterable[str | OwnMetric] | None) -> dict[str, Metric]:
-    """Return the metrics asked for: None the usual ones, "all" every one, "sinks" whether the span is one, a name, or several,
-    functions among them."""
+    """Return the metrics asked for: None the usual ones, "all", "sinks" (is the span one), or some names and functions."""
     named = {"usual": DEFAULT, "sinks": SINKS, "all": (*METRICS, *(f"{name}_last" for name in ROWS))}
     wanted = "usual" if metrics is None else metrics
     given = named.get(wanted, (wanted,)) if isinstance(wanted, str) else tuple(wanted)

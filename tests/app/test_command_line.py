@@ -166,7 +166,7 @@ EARLY = {
     "locate --place before-qestion": "--place: 'before-qestion' is no place .did you mean before-question",
     "locate --by level2": "--by level2: problem '.*' has nothing under that key; it has .*level",
     "locate --device cud": "--device: 'cud' is no device",
-    "locate --device-map {x": "--device-map: no JSON object",
+    "locate --device-map {x": "--device-map: expected JSON as --help shows, got",
     "locate --wait 3": "--wait is for --shard",
     "mechanism --layers x": "cannot read 'x' as layers",
     "circuit demo --heads L0H2 --confirm 4": "--confirm takes 2 or more problems, or 0, and only goes without --heads",

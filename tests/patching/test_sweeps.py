@@ -188,3 +188,5 @@ def test_an_outcome_of_one_s_own_is_taken(model: Model) -> None:
     pairs = pairs_for(model, n_tokens=4, count=1)
     twice, once = (patch_heads(model, pairs, outcome=made, heads=HEADS[:1], progress=False) for made in (own, base))
     assert twice.unit == "points" and np.allclose(twice.effect, 2 * once.effect, equal_nan=True, atol=1e-6)
+    with pytest.raises(ValueError, match=r"'own' must give a number per run .*: expected \[.\], got \[., 1\]"):
+        patch_heads(model, pairs, outcome=replace(own, value=lambda *of: own.value(*of)[:, None]), progress=False)

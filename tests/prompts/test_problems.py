@@ -44,7 +44,7 @@ def test_blank_lines_line_ends_of_windows_and_byte_order_marks_are_read(write: W
     assert [problem.id for problem in load_problems(path)] == ["id-1", "id-2"]
     twice = ("", record(1), record(2), record(1, problem="another"))
     for lines, encoding, message in (
-        (("", record(1), "  ", "{"), "utf-8", "line 4: no JSON object"),
+        (("", record(1), "  ", "{"), "utf-8", "line 4: expected a whole JSON object on each line"),
         (twice, "utf-8", "line 4: id 'id-1' was already used"),
         (("", " "), "utf-8", " holds no problems"),
         (('{"problem": "What is caf\u00e9?"}',), "latin-1", r"line 1: .utf-8. codec .* in position 24"),
@@ -66,7 +66,7 @@ def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "no JSON object, .* column 2"),
+        ("{", r"expected a whole JSON object on each line .* got"),
         ("[1]", "expected a JSON object, got list"),
         (record(answer=None), "missing answer; a problem needs the keys problem, answer, unique_id"),
         ({"question": "a"}, "missing problem, answer, unique_id; a problem needs"),

@@ -200,6 +200,23 @@ def test_gap_and_masked_conditions_are_one(tiny_model_dir: Any) -> None:
         np.testing.assert_allclose(scores.of(name), same, atol=2e-3 if name == "js_distance" else 1e-4)
 
 
+def test_a_function_of_ones_own_is_a_row_metric(tiny_model_dir: Any, tmp_path: Path) -> None:
+    def own(pattern: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
+        return (pattern * span).sum(-1)
+
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    mi.save(
+        tmp_path / "kept", score_heads(model, pairs_for(model, count=2), metrics=[own, "span_mass"], progress=False)
+    )
+    scores = mi.load(tmp_path / "kept")["HeadScores"]
+    for found in (scores.values, scores.null):
+        np.testing.assert_allclose(found["own"]["inserted"], found["span_mass"]["inserted"], atol=1e-7)
+    assert scores.metrics == ("own", "span_mass") and len(scores.top("own", 3)) == 3
+    nothing = replace(scores, values=scores.values | {"own": {"inserted": scores.of("own") * np.nan}})
+    with pytest.raises(ValueError, match="own is undefined in every problem"):
+        nothing.top("own")
+
+
 def test_chosen_heads_are_scored_and_the_rest_is_undefined(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = pairs_for(model, count=2)
@@ -263,6 +280,7 @@ def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_witho
         ({"heads": []}, "no heads to describe"),
         ({"metrics": ["span_mas"]}, r"unknown metric 'span_mas' \(did you mean span_mass\?\); choose of span_mass"),
         ({"metrics": ["lam", "lam"]}, "a metric is given twice"),
+        ({"metrics": [lambda pattern, span: pattern]}, "metric '<lambda>' must give a number per head and row"),
         ({"conditions": ("base", "other")}, "unknown condition 'other'; choose one of base, inserted"),
         ({"source": "pattern"}, 'load the model with attn_implementation="eager"'),
     ],
