@@ -31,6 +31,7 @@ NAN = np.nan
 BARS = pd.DataFrame({"model": list("bbaa"), "treatment": ["none", "mless"] * 2, "percent": [64.0, 66, 73, 76]})
 BARS = BARS.assign(low=[NAN, NAN, 70, 70], high=[NAN, NAN, 80, 85], n=[NAN, NAN, 50, 50])
 SEEN, GAP = mi.Head(0, 13), {"gap": small.profiled().received["base"]}
+TWO = dict.fromkeys("ab", small.patched())
 
 
 def two_profiles() -> tuple[Any, Any]:
@@ -106,28 +107,27 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "compare_profiles": lambda: views.compare_profiles(
         [("A", SEEN, dict(zip("xy", two_profiles(), strict=True))), ("B", SEEN, {"x": small.profiled()})]
     ),
-    "circuit_curve, undefined": lambda: views.circuit_curve(small.curve(total=0.0)),
-    "accuracy_bars": lambda: views.accuracy_bars(small.answered()),
+    "circuit_curve, undefined": lambda: views.circuit_curve(replace(small.curve(total=0.0), settings=small.SETTINGS)),
+    "accuracy_bars": lambda: views.accuracy_bars(replace(small.answered(), settings={"benchmark": "b"})),
     "bars_of_models": lambda: views.bars_of_models(BARS, "printed"),
     "path_graph, all": lambda: views.path_graph(small.traced(5), only_found=False),
     "path_graph, too few problems": lambda: views.path_graph(small.traced(8)),
     "path_graph, nothing found": lambda: views.path_graph(replace(small.traced(16), values=np.zeros((16, 7)))),
     "path_graph, skewed": lambda: views.path_graph(skewed()),
     "path_graph, by value alone": lambda: views.path_graph(by_value()),
-    "path_graph, nothing at all": lambda: views.path_graph(
-        replace(small.traced(), values=np.zeros((12, 7))), only_found=False
-    ),
+    "path_graph, none": lambda: views.path_graph(replace(small.traced(), values=np.zeros((12, 7))), only_found=False),
     "path_graph, at the level": lambda: views.path_graph(replace(small.traced(16), confidence=1 - 8.75 / 2**15)),
     "site_map, at the level": lambda: views.site_map(replace(small.placed(), confidence=1 - 11.25 / 2**14)),
     "direct_bars, at the level": lambda: views.direct_bars(replace(small.directed(), confidence=1 - 3.75 / 2**10)),
     "mediation, at the level": lambda: views.mediation(replace(small.mediated(), confidence=1 - 3 / 32, settings={})),
-    "profiles, of a gap": lambda: views.profiles(
-        replace(small.profiled(), conditions=("gap",), received=GAP, uniform=GAP)
-    ),
+    "profiles, gap": lambda: views.profiles(replace(small.profiled(), conditions=("gap",), received=GAP, uniform=GAP)),
     "site_map, a column": lambda: views.site_map(small.placed(), value="effect"),
     "direct_bars, the largest": lambda: views.direct_bars(small.directed(), top=2),
     "token_bars, one each": lambda: views.token_bars(small.written(), top=1),
-    "study_effects": lambda: views.study_effects(small.studied()),
+    "study_effects, two contrasts": lambda: views.study_effects(
+        replace(small.studied(), contrasts=("a", "b"), effects=dict.fromkeys(("slashes", "he"), TWO))
+    ),
+    "head_map, without a unit": lambda: views.head_map(small.patched(12), value="rank", top=0),
 }
 
 
@@ -154,7 +154,9 @@ def viewed(*panels: int, **options: Any) -> str:
 def page_of(result: Any, **options: Any) -> str:
     """A page of a result, without its style and script."""
     view = [View("<t>", "<b>b</b>", {"x": "</script> & <b>"})] if options.pop("viewed", False) else []
-    page = mi.Report("T", question="Q?", answer="A -> B.").result(result, **options)
+    said = [each.rstrip(".") for each in result.explain().splitlines()] if options.pop("known", False) else []
+    page = mi.Report("T\x07", question="Q?", answer=f"{said[1]}; more." if said else "A -> B.")
+    page = (page.answered(f"{said[2]}.") if said else page).result(result, **options)
     for each in view:
         page = page.view(each).prompt(ShownPrompt("c", "before", "/ /", "after"))
         page = page.table(BARS, "Bars; c.", columns={"n": "N", "model": ""}, of=mi.ClaimChecks)
@@ -169,6 +171,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "page, lowered sweep": lambda: page_of(
         replace(made := small.patched(12), donor=-made.donor, receiving=-made.receiving, patched=-made.patched)
     ),
+    "page, known": lambda: page_of(small.placed(), known=True),
     "page, lowered": lambda: page_of(small.located(-1.0), heading=None),
     "page, many tables": lambda: page_of(replace(small.located(), confirmation=small.confirmed())),
     "page, a metric": lambda: page_of(small.scored(), viewed=True),
