@@ -254,11 +254,12 @@ def kept_numbers(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def kept_files(name: str) -> dict[str, int]:
-    """A number for the settings of each file of finished problems, without numbers that may be measured."""
+    """A number for the settings of each file of finished problems, without numbers that may be measured, and the machine's."""
     folder, made = checkpoint_of(name).parent, {}
+    here = lambda told: {key: each for key, each in told.items() if key not in ("computed_on", "toolkit")}  # noqa: E731
     for file in sorted(each for each in folder.rglob("*") if each.is_file() and each.suffix != ".lock"):
-        told = json.loads(file.read_text().splitlines()[0], parse_float=lambda number: "")["settings"]
-        made[str(file.relative_to(folder))] = crc32(json.dumps({**told, "toolkit": ""}).encode())
+        told = json.loads(file.read_text().splitlines()[0], parse_float=lambda number: "", object_hook=here)["settings"]
+        made[str(file.relative_to(folder))] = crc32(json.dumps(told).encode())
     return made
 
 
