@@ -44,7 +44,8 @@ $(VENV_TL4)/.installed-dev: pyproject.toml constraints-tl4.txt
 
 # on the CPU, where the README's numbers are from; copies of a process need Linux
 demo: $(VENV)/.installed ## find the heads that carry 55 slashes in the bundled demo model, see whether answers come back; results in results/demo
-	$(VENV)/bin/python analyses/patch_heads.py --backend bridge --device cpu $(if $(filter Linux,$(shell uname)),--engine processes) --confirm 64 --answers 200 --out results/demo --overwrite --report
+	$(VENV)/bin/python analyses/patch_heads.py --backend bridge --device cpu --confirm 64 --answers 200 --out results/demo --overwrite --report \
+		`test "$$(uname)" = Linux && echo --engine processes`
 
 tutorials: $(VENV)/.installed-dev ## run the tutorials and keep their outputs (all, or ARGS="01 03")
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python tools/build_notebooks.py $(ARGS)

@@ -56,9 +56,9 @@ class Verdicts(Grouped):
     strata: tuple[str, ...] = ()
 
     columns: ClassVar[tuple[Column, ...]] = (
-        PatchScores.columns
-        + Parts.columns
-        + columns_of("""
+        *PatchScores.columns,
+        *(each for each in Parts.columns if each.name != "effect"),  # here a median
+        *columns_of("""
         kind | verdict | verdict | a test over most problems, corrected for testing many heads
         claimed | claimed | verdict | the verdict on the problems that named the head
         strata | in strata | verdict | the strata of the problems in which a specialist was named
@@ -83,7 +83,7 @@ class Verdicts(Grouped):
         exceeds_random_n | of | | problems where random words were tried
         exceeds_mass_n | of | | problems where as much attention elsewhere can be removed
         p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems
-    """)
+    """),
     )
     axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem head"), ("total", "problem"))
 

@@ -169,7 +169,7 @@ EARLY = {
     "locate --device-map {x": "--device-map: expected JSON as --help shows, got",
     "locate --wait 3": "--wait is for --shard",
     "mechanism --layers x": "cannot read 'x' as layers",
-    "circuit demo --heads L0H2 --confirm 4": "--confirm takes 2 or more problems, or 0, and only goes without --heads",
+    "circuit demo --heads L0H2 --confirm 4": "--confirm must be 0 with --heads, got 4",
     "circuit demo --without egdes": "unknown part to leave out 'egdes'; .*did you mean edges",
     "circuit demo --heads 0:1 --without direct,edges,sites,positions,writes,sets,transfer": "--without leaves out every",
     "profiles --conditions insertd": "unknown condition 'insertd'; .*did you mean inserted",
@@ -179,7 +179,7 @@ EARLY = {
 WRONG = EARLY | {
     "locate --heads 0:99": "L0H99: query head 99 is out of range",
     "dose --layer 50": "--layer 50 is out of range .zero-based.: the model has layers 0 to 3",
-    "locate --attention sdpa --backend bridge": "remote and attn_implementation need backend='nnsight'",
+    "locate --attention sdpa --backend bridge": "attn_implementation needs backend='nnsight', got 'bridge'",
     "profiles --insertion meaningful --unit ''": "meaningful needs the word to insert, which is empty",
     "accuracy --treatments none,none": "the treatment 'none' is named twice",
     "locate --unit zzqx": "the insertion 'zzqx' becomes the unknown token",

@@ -60,7 +60,7 @@ def test_before_the_question_there_is_nothing_to_test() -> None:
     _, model, asked = planted()
     found = mi.read_span(model, make_pairs(model, asked[:24], Insertion.meaningless(" /", 6)), **QUIET)
     assert not np.isfinite(found.tested.p).any() and np.abs(np.nan_to_num(found.margin)).max() < 1e-3
-    assert found.headline().startswith("The answer is not readable in the span: its rows are the same in every problem")
+    assert found.headline().startswith("The answer was not tested: the span's rows are equal in all problems")
     assert any("before the question" in each for each in found.caveats())
 
 

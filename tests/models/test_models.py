@@ -145,7 +145,7 @@ def test_other_objects_cannot_be_wrapped() -> None:
         (str(Path(__file__).with_name("test_modles.py")), {}, r"test_modles.py'.*did you mean test_models.py"),
         ("nobody/no-model", {}, "cannot load model 'nobody/no-model' from a local directory, 'demo', or a hub id"),
         ("demo", {"backend": "jax"}, "unknown backend 'jax'; choose one of auto, hooked_transformer, bridge, nnsight"),
-        ("demo", {"backend": "bridge", "remote": True}, "remote and attn_implementation need backend='nnsight'"),
+        ("demo", {"backend": "bridge", "remote": True}, "remote needs backend='nnsight', got 'bridge'"),
         ("a/b", {"remote": "there"}, 'remote must be False, True or "local"'),
         ("a/b", {"remote": True, "device": "cpu"}, "remote=True takes a hub id, .*: it takes no device"),
         (Path("a"), {"remote": True}, "remote=True takes a hub id, whose weights lie elsewhere: .* is not one"),

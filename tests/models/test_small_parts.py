@@ -323,5 +323,5 @@ def test_another_process_gets_the_same_model_or_an_error(monkeypatch: pytest.Mon
         assert model.identity != model.identity, "a hook for other prompts equals no other"
     assert model.on(Processes(2)).engine.count == 2 and model.engine is not model.on(Processes(2)).engine
     monkeypatch.setattr("mless_interp.models.base.threads_for", lambda info: 2)
-    with pytest.raises(ValueError, match="Processes are for models on the CPU .* planted 1 is none"):
+    with pytest.raises(ValueError, match="Processes are for models whose passes .* planted 1 on cpu is none"):
         model.on(Processes(2))

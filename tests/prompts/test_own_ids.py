@@ -104,7 +104,7 @@ def test_a_file_of_pairs_is_read_line_by_line(tmp_path: Path) -> None:
     first, second = pairs_from_file(path)
     assert (first.id, first.span, first.problem.tags, second.spans) == ("one", (1, 3), {"kind": "a"}, ())
     path.write_text('{"ids": [1, 2], "answer": 3, "spam": 1}')
-    with pytest.raises(ValueError, match=r"pairs.jsonl, line 1: a pair is an object with ids and answer, and of distr"):
+    with pytest.raises(ValueError, match=r"pairs.jsonl, line 1: expected keys ids, answer and any of distractor"):
         pairs_from_file(path)
     path.write_text("\n")
     with pytest.raises(ValueError, match="pairs.jsonl holds no pairs"):
