@@ -424,27 +424,32 @@ class LocatedHeads(Verdicts, Result):
     def caveats(self) -> list[str]:
         some = [*filter(None, [rules.few_problems(self.judged.effect.n, len(self.heads), self.confidence)])]
         some += concentration_words(self.total, self.problem_ids, self.unit)
+        some += self._power() if self.established and not self.found else []
         if self.confirmation is None and self.found:
             some.append("The named heads were not tested on fresh problems: pass confirm=pairs.")
         return [*some, *super().caveats()][:3]
 
     def details(self) -> list[str]:
         s, judged, made = self.settings, self.judged, self.confirmation
-        n, n_heads = judged.effect.n, len(self.heads)
+        n_heads = len(self.heads)
         what = f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested"
         whole = judged.effect.details(self.unit, s.get("contrast", "content"))
         found = [f"{what} ({s['swept']}), outcome {s['outcome']}.", whole]
         if s.get("screened") is not None:
             left = count_of(s["n_candidates"] - n_heads, "head")
             found.append(f"Gradients screened the heads; {left} that ranked lower were not tested.")
-        least = 100 * judged.effect.detectable(PER_HEAD * n_heads)
-        if not np.isnan(least):  # from the binomial alone, never from what was observed
-            power = f"one of {n_heads} heads is found 80 % of the time where it acts in {least:.0f} % of all problems"
-            found.append(f"Power: with {n} problems, {power}.")
+        found += self._power()
         found += self._named_words() if self.established else []
         if made is not None:
             found += [f"On fresh problems: {made.headline()}", *made.details()]
         return found
+
+    def _power(self) -> list[str]:
+        """Return how often a head must act to be found, from the binomial alone, never from what was observed."""
+        n, n_heads = self.judged.effect.n, len(self.heads)
+        least = 100 * self.judged.effect.detectable(PER_HEAD * n_heads)
+        found = f"one of {n_heads} heads is found 80 % of the time where it acts in {least:.0f} % of all problems"
+        return [] if np.isnan(least) else [f"Power: with {n} problems, {found}."]
 
     def _named_words(self) -> list[str]:
         judged, s = self.judged, self.settings

@@ -12,6 +12,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             *("CLAIMS", "Claim", "ClaimCheck", "ClaimChecks", "check_claims", "load_panel_model", "reproduce_figure")
         ],
         "enriched": ["Enrichment", "enrichment"],
-        "figures": ["FIGURES", "MODELS", "SHOWN_HEADS", "Figure", "PaperModel", "published"],
+        "figures": ["FIGURES", "MODELS", "Figure", "PaperModel", "published"],
     },
 )

@@ -88,12 +88,6 @@ def key_of(model: str) -> str:
     return names.get(model.lower(), model)
 
 
-SHOWN_HEADS: dict[str, tuple[Head, ...]] = {
-    model: tuple(Head.from_paper(layer=1, head=h) for h in heads) for model, heads in _DATA["first_layer_heads"].items()
-}
-"""Every first-layer head that any figure shows; the paper gives no rule by which they were chosen."""
-
-
 def published() -> "pd.DataFrame":
     """Return every accuracy that the paper prints, in `percent`, with the table (`source`) that prints it (Table 1: means of
     five runs), without intervals. `treatment` is none, mless (slashes), mful ("he"), arm or question_mark."""

@@ -16,7 +16,7 @@ from ..runtime.results import Quantity, interval_columns, largest_first, limits_
 from ..statistics import CONFIDENCE, SENSES, Interval, Prevalence, defined_mean
 
 SMALLEST_EFFECT = 0.05
-"""The smallest effect of interest, as a share of the median total effect."""
+"""The smallest effect of interest, as a share of the upper limit of the median total effect."""
 OF_THE_LIMIT = 0.2
 """Part of alpha that may go wrong in estimating the smallest effect; the rest is for the tests of cells."""
 WHOLE = "1: the whole effect"
