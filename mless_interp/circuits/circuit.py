@@ -85,7 +85,7 @@ class Circuit(Result):
         """Return one row per cell (of heads' ways, edges, sites, positions) that most problems show."""
         parts = self._of_cells().items()
         found = [part.table().query("p_corrected < @part.level")[CELLS].assign(part=name) for name, part in parts]
-        return pd.concat(found or [pd.DataFrame(columns=["part", *CELLS])])[["part", *CELLS]]
+        return pd.concat(found or [pd.DataFrame(columns=["part", *CELLS])], ignore_index=True)[["part", *CELLS]]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per part, problem and cell."""

@@ -96,6 +96,12 @@ def test_no_text_became_code_and_all_of_them_can_be_read(page: Page) -> None:
     assert page.run("document.querySelector('.part > pre mark').textContent").count("/") == 21
 
 
+def test_pictures_after_the_second_are_folded() -> None:
+    pictures = {f"{name}.": mi.views.forest(patched(12)) for name in "abc"}
+    kinds = [part.kind for part in mi.Report("T", question="Q?").result(patched(12), pictures=pictures).parts]
+    assert kinds[:5] == ["heading", "head_map", "picture", "folded", "folded"]
+
+
 def test_numbers_sort_as_numbers_both_ways_and_undefined_stays_last(chrome: Browser, tmp_path: Path) -> None:
     numbers = [9.0, 10.0, NAN, -2.5, INF, 1e-7, *np.linspace(3, 4, 10)]
     frame = pd.DataFrame({"label": [f"L0H{i}" for i in range(16)], "x": numbers, "n": range(16)})
