@@ -210,6 +210,7 @@ ROOMS = {
     "grading": Room(
         modules("answers", "graders latex math_verify_process same_answer"),
         (*files("answers", "graders spelling"), EXPRESSIONS),
+        leaves_out=r"math_verify_process\.(main|_limit)\b",  # in a process that runs before the mutant does
     ),
     "answers": Room(  # the rest of it, but what runs in vLLM's environment and whole models
         modules("answers", "decoding evaluate results treatments"),
