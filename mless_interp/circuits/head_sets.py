@@ -150,7 +150,7 @@ class _Measured:
             values = gated_outcomes(
                 self.prepared,
                 torch.stack([gate_row(heads, info, closed=closed) for heads in ((), *(heads for _, heads in new))]),
-                label=f"{side} sets",
+                label=f"{side} sets of {count_of(max(map(len, sets)), 'head')}",
                 settings={"side": side, "sets": names, "contrast": self.contrast.name},
                 contrast=self.contrast,
                 options=self.options.part(side, names, digest_of(self.prepared.pairs)),
