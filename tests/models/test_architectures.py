@@ -89,6 +89,7 @@ def test_a_users_own_hooked_transformer_of_another_build() -> None:
         wrapped(attention_dir="bidirectional")
     ungrouped = wrapped(n_key_value_heads=2, ungroup_grouped_query_attention=True)
     assert ungrouped.info.n_key_value_heads == 8  # its hooks show keys and values of every query head
+    assert ungrouped.info.architecture == "HookedTransformer"
     FEATURES["decomposition"](ungrouped, pairs_for(ungrouped))
     for flag in ("use_attn_result", "use_hook_mlp_in", "use_split_qkv_input"):
         assert wrapped(**{flag: True}).stepper is not None
