@@ -15,15 +15,7 @@ from ..prompts.prompt import Template, Tokenizer, build_prompt, check_known, tem
 from ..runtime.checkpoint import Checkpoint, key_of
 from ..runtime.engines import shard_of
 from ..runtime.loop import Bar, progress_bar
-from .decoding import (
-    Completion,
-    CompletionEngine,
-    Decoding,
-    Request,
-    check_requests,
-    complete_all,
-    decoding_for,
-)
+from .decoding import Completion, CompletionEngine, Decoding, Request, check_requests, complete_all, decoding_for
 from .engines import ENGINES, engine_for
 from .graders import GRADERS, grade, has_closed_box
 from .results import AccuracyResults

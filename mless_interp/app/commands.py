@@ -95,10 +95,7 @@ def plan(options: Planning) -> None:
     from .planned import plan_run
 
     given = options.chosen(*"what template outcome max_new_tokens backend dtype device attention tflops".split())
-    try:
-        memory = None if options.memory is None else convert_file_size_to_int(options.memory)
-    except ValueError as error:
-        raise ValueError(f"--memory: expected a size such as 80GB, got {options.memory!r}") from error
+    memory = None if options.memory is None else convert_file_size_to_int(options.memory)
     found = plan_run(options.model, questions, options.filler(), memory=memory, **given)
     line.tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
 

@@ -6,6 +6,7 @@ from itertools import compress, product
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -275,6 +276,9 @@ class SitePatches(CellEffects[Site], Result):
         position | token | | counted from both ends of the question; all: every token that can change
     """)
     what = ("cell", "cells")
+
+    def _by_construction(self, table: pd.DataFrame) -> np.ndarray:
+        return ((table["site"] == "resid_pre") & (table["position"] == ALL)).to_numpy()
 
     sites, layers, positions = of_cells("site"), of_cells("of_layer"), of_cells("position")
     """The kinds of sites, the layers, the tokens' labels; cells are in this order: `[problem, site, layer, position]`."""

@@ -291,6 +291,10 @@ class Parts:
         name = f" ({contrast})" if contrast in CONTRASTS and contrast not in ("total", "content") else ""
         return f"{whole}{name}{'; ' if self.established else ', so '}{self.claim()}."
 
+    def _by_construction(self, table: pd.DataFrame) -> np.ndarray:
+        """Mark the rows of cells that carry nearly everything whatever the model does: a headline names them last."""
+        return np.zeros(len(table), bool)
+
     def claim(self) -> str:
         one, several = self.what
         if not self.established:
@@ -299,7 +303,8 @@ class Parts:
         table = largest_first(table[table["p_corrected"] < self.level], "share")
         if not len(table):
             return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
-        named = listed((f"{row['label']} {share_words(row)}" for row in table.to_dict("records")), 3)
+        rows = table.iloc[np.argsort(self._by_construction(table), kind="stable")].to_dict("records")
+        named = listed((f"{row['label']} {share_words(row)}" for row in rows), 3)
         shown = f"{len(table)} of {self._n_tested} {several} {'carry' if len(table) > 1 else 'carries'}"
         limits = "" if self.confidence == CONFIDENCE else f" ({100 * self.confidence:.4g} % intervals)"
         return f"{shown} more than {self._least} of it in most problems: {named}{limits}"
