@@ -266,8 +266,10 @@ ROOMS = {
             *files("models", "small_parts parts as_they_come"),
             "tests/models/test_checks.py::test_it_asks_what_it_asked_and_tells_what_it_found",
             "tests/patching/test_sweeps.py",
+            *only(TOLD, "PatchScores"),
             EXPRESSIONS,
         ),
+        speaks_of=r"dtype|float|double|half|noise|round|finfo|eps\b",  # the rest of a sweep is patching's
     ),
     "devices": Room(
         (
