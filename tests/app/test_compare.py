@@ -85,8 +85,8 @@ def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
 def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
     told = "Right answers of 40: none 100.0 %, insertion 50.0 %, named set cut off {:.1f} %{}."
     for right, shares, shown in (
-        ((40, 20, 38, 22), (95, ", one random set cut off 55.0 %"), [True, True]),
-        ((40, 20, 38, 37), (95, ", one random set cut off 92.5 %"), [True, False]),
+        ((40, 20, 38, 22), (95, ", one random set 55.0 %"), [True, True]),
+        ((40, 20, 38, 37), (95, ", one random set 92.5 %"), [True, False]),
         ((40, 20, 22), (55, ""), [False]),
     ):
         first, second = answers_come_back(under_four(*right))
