@@ -118,7 +118,8 @@ def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
         every = list(run.values()) if isinstance(run, Mapping) else [run]
         found = [each for kind in COMPARED for each in every if isinstance(each, kind)]
         if not found:
-            raise ValueError(f"{name}: expected a run of locate, sweep or accuracy, got {run!r:.40}")
+            kinds = ", ".join(type(each).__name__ for each in every)
+            raise ValueError(f"{name}: expected a run of locate, sweep or accuracy, got {kinds}")
         results[name] = found[0]
     if len(results) < 2:
         raise ValueError("give two or more runs")

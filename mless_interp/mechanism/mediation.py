@@ -230,7 +230,7 @@ def mediate(
             logits_at=[len(answered.inserted) - back for back in prepared.outcome.reads(answered)],
         )
         assert run.logits is not None
-        outcomes = prepared.outcome.value(run.logits, answered, None)
+        outcomes = prepared.outcome.read(run.logits, answered)
         rows = torch.cat([run.captured[mlp].double().cpu(), outcomes.double().cpu()[:, None]], 1)
         return rows[[0, 1, *range(3, len(rows))]].T.numpy()  # the base run only gives the thresholds
 

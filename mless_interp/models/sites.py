@@ -119,12 +119,7 @@ def mixed_taps(taps: Taps, visible: Callable[[], Sequence[Tensor]], rule: Callab
 
 
 def _mixed(
-    scores: Tap,
-    pattern: Tap,
-    take: Callable[[], tuple[Tensor, ...]],
-    visible: Tensor,
-    rule: AttentionRule,
-    z: Tensor,
+    scores: Tap, pattern: Tap, take: Callable[[], tuple[Tensor, ...]], visible: Tensor, rule: AttentionRule, z: Tensor
 ) -> Tensor:
     q, k, v = take()
     mixed = mix_values(pattern(softmax(scores(masked_scores(q, k, visible.to(q.device), rule)), rule.column)), v)

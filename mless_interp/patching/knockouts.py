@@ -234,10 +234,13 @@ class JointKnockout(Measured):
         """Return a sentence on what several heads undo together, beside random sets; none of one head or without such sets."""
         if len(self.heads) < 2 or not self.sets:
             return []
-        own, others = (float(np.median(np.median(self._turned(each), axis=0))) for each in (self.effect, self.random))
+        own, others = self._middle(self.effect), self._middle(self.random)
         p = f" (p = {self.p:.2g})" if self.chosen_elsewhere else ""
         sets = f"{len(self.sets)} random sets of the same layers {others:#.3g} (median), {self.n_as_large or 'none'} as much"
         return [f"Together they undo {own:#.3g} {self.unit}; {sets}{p}."]
+
+    def _middle(self, values: np.ndarray) -> float:
+        return float(np.median(np.median(self._turned(values), axis=0)))
 
     def _turned(self, values: np.ndarray) -> np.ndarray:
         """Return effects of groups, positive where they have the sign of the set's."""
@@ -246,7 +249,7 @@ class JointKnockout(Measured):
     def details(self) -> list[str]:
         found = []
         if self.sets:
-            middle = float(np.median(np.median(self._turned(self.random), axis=0)))
+            middle = self._middle(self.random)
             p = f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
             others = f"{len(self.sets)} other sets of the same layers and size do so by {middle:#.3g} (median)"
             found.append(f"{others}, {self.n_as_large or 'none'} of them by as much; {p}.")

@@ -27,6 +27,14 @@ class Outcome:
     needs_clean: bool = False
     needs_distractor: bool = False
 
+    def read(self, logits: Tensor, pair: PromptPair, clean: Tensor | None = None) -> Tensor:
+        """Return the `value` of each run; `ValueError` where a user's formula gives another shape."""
+        found, of = self.value(logits, pair, clean), list(logits.shape)
+        if list(found.shape) != of[:1]:
+            given = f"{self.name!r} must give a number per run of logits [run, read, vocab] {of}"
+            raise ValueError(f"outcome {given}: expected {of[:1]}, got {list(found.shape)}")
+        return found
+
     def asked(self, pair: PromptPair, info: ModelInfo) -> PromptPair:
         """Append what is read; what nothing is read behind is left out where it does not fit the context.
         A class is no token, so none is appended. `ValueError` for an answer or a distractor that the model cannot give."""

@@ -225,11 +225,7 @@ class Runs:
         rows, found = logits.unflatten(0, (len(self.pairs), -1)), []
         for at, pair in enumerate(self.pairs):
             reference = clean[at : at + 1].to(logits.device) if self.outcome.needs_clean and clean is not None else None
-            found.append(self.outcome.value(rows[at], pair, reference))
-            if found[-1].shape != rows.shape[1:2]:
-                of, got = (list(each.shape) for each in (rows[at], found[-1]))
-                given = f"{self.outcome.name!r} must give a number per run of logits [run, read, vocab] {of}"
-                raise ValueError(f"outcome {given}: expected {of[:1]}, got {got}")
+            found.append(self.outcome.read(rows[at], pair, reference))
         return torch.stack(found)
 
 

@@ -100,7 +100,7 @@ def _one(model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> np.ndar
         read = [len(asked.inserted) - back for back in outcome.reads(asked)]
         logits = model.run(Inputs(asked.inserted.tokens.repeat(len(pairs), 1)), edits=edits, logits_at=read).logits
         assert logits is not None
-        values[at] = outcome.value(logits, asked, None).double().cpu().numpy()
+        values[at] = outcome.read(logits, asked).double().cpu().numpy()
     return values
 
 

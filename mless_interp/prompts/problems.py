@@ -144,8 +144,10 @@ def of_lines(path: Path, make: Callable[[dict[str, Any]], T]) -> Iterator[T]:
                     raise TypeError(f"expected a JSON object, got {type(record).__name__}")
                 made = make(record)
             except (TypeError, ValueError) as error:
-                no_json = isinstance(error, json.JSONDecodeError)
-                what = f"expected a whole JSON object on each line (.jsonl), got {shown(text)}" if no_json else error
+                what = str(error)
+                if isinstance(error, json.JSONDecodeError):
+                    why = f"{error.msg} at column {error.colno}"
+                    what = f"expected a whole JSON object on each line (.jsonl), got {shown(text)}: {why}"
                 raise ValueError(f"{path.name}, line {number}: {what}") from error
             yield made
 

@@ -156,13 +156,7 @@ class AttentionProfile(results.Result):
         return results.place_of(str(as_head(head)), map(str, self.heads), "profiled head (zero-based)")
 
     def curve(
-        self,
-        head: Head | str,
-        condition: str,
-        *,
-        aligned: bool = False,
-        relative: bool = False,
-        null: bool = False,
+        self, head: Head | str, condition: str, *, aligned: bool = False, relative: bool = False, null: bool = False
     ) -> Curve:
         """Return one head's mean profile over problems (`null`: uniform attention's) with its bootstrap interval, insertion
         points on top of each other; tokens that fewer than half of the problems have are left out."""

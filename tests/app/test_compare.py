@@ -19,7 +19,7 @@ from mless_interp.runtime import folders
 def test_runs_that_cannot_be_compared_are_told_apart() -> None:
     for runs, words in (
         ({"a": located(), "b": answered()}, "they differ in analysis: a has LocatedHeads, b has AccuracyResults"),
-        ({"a": doses(), "b": doses()}, "a: expected a run of locate, sweep or accuracy, got 8 inserted"),
+        ({"a": doses(), "b": doses()}, "a: expected a run of locate, sweep or accuracy, got DoseResponse"),
         ({"a": patched(), "b": patched(direction="noising")}, "they differ in direction: a has None, b has noising"),
     ):
         with pytest.raises(ValueError, match=words):

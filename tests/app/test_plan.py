@@ -156,7 +156,7 @@ def test_loading_holds_a_copy_where_weights_are_converted(
     ("wrong", "words"),
     [
         ({"what": "walk"}, "unknown what 'walk'"),
-        ({"memory": int(1e9)}, "give memory .* and tflops"),
+        ({"memory": int(1e9)}, "give memory .80e9 bytes; 80GB in a command. and tflops .400., and no device"),
         ({"backend": "bridge", "attention": "sdpa"}, "needs backend 'nnsight'"),
         ({"device": "cuda:7"}, "no device 'cuda:7' here"),
     ],

@@ -87,7 +87,7 @@ def test_screening_takes_the_best_of_both_estimates(monkeypatch: Any) -> None:
     ("options", "message"),
     [
         ({"mode": "fast"}, "unknown mode 'fast'; choose one of exact, screen"),
-        ({"smallest_effect": 1.0}, "a share of .* total effect, from 0 to below 1, got 1.0"),
+        ({"smallest_effect": 1.0}, "a share of the upper limit of the median total effect, from 0 to below 1, got 1.0"),
         ({"n_control_draws": 0}, r"leaves controls out\) must be 1 or more, got 0"),
         ({"count": 1}, "needs at least 2 problems"),
     ],

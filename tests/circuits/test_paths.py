@@ -7,15 +7,7 @@ import pytest
 from architectures_under_test import folder_of
 from circuits_under_test import ByHand, by_site
 from conftest import needs_hooked_transformer
-from models_under_test import (
-    hooked,
-    loaded,
-    pairs_for,
-    planted_pairs,
-    planted_problems,
-    problems,
-    without_stepper,
-)
+from models_under_test import hooked, loaded, pairs_for, planted_pairs, planted_problems, problems, without_stepper
 
 import mless_interp as mi
 from mless_interp.circuits.paths import Edge, Mlp, trace_paths

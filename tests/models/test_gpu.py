@@ -12,8 +12,7 @@ import mless_interp as mi
 from mless_interp.models.base import Model
 
 GPU = "cuda" if torch.cuda.is_available() else ""
-FEW = ("scores", "patches", "attribution", "paths", "answers")
-"""Analyses that together ask a model everything."""
+FEW = ("scores", "patches", "attribution", "paths", "answers")  # together they ask a model everything
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not GPU, reason="no GPU is shown to the tests")]
 
 

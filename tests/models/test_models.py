@@ -14,7 +14,8 @@ from models_under_test import hooked, loaded, pairs_for
 from safetensors.torch import save_file
 
 import mless_interp as mi
-from mless_interp.models.info import ModelError
+from mless_interp.models.arithmetic import visibility
+from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer
 
 
@@ -84,7 +85,8 @@ def test_a_saved_hooked_transformer_is_loaded_as_it_was(tmp_path: Path) -> None:
     model = mi.load_model(tmp_path, tf32=False)
     assert torch.equal(model.run(tokens).logits, made.run(tokens).logits) and model.weights_hash == made.weights_hash
     assert model.info.loaded_from == model.info.name == str(tmp_path) and model.how.keywords["tf32"] is False
-    with pytest.raises(ValueError, match="a HookedTransformer: backend must be 'hooked_transformer', on one device"):
+    refused = "holds a HookedTransformer: backend must be 'hooked_transformer', on one device"
+    with pytest.raises(ValueError, match=refused):
         mi.load_model(tmp_path, backend="bridge")
     lacking = {name: weight for name, weight in weights.items() if name != "embed.W_E"}
     for others, first in ((weights | {"b": torch.ones(1)}, "b"), (lacking, "embed.W_E")):
@@ -177,6 +179,17 @@ def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_mode
     model = mi.load_model(folder, backend="bridge")
     text = "Anna has 3 apples"
     assert model.tokenizer.encode(text) == tokenizer.encode(text)
+
+
+def test_visibility_by_hand() -> None:
+    four = torch.zeros(1, 4)
+    window = visibility(Inputs(four), 2)[0, 0].int().tolist()
+    assert window == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    gap = visibility(Inputs(four, torch.tensor([[0, 1, 5, 6]])), 2)[0, 0].int().tolist()
+    assert gap == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    hidden = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    hidden[..., 2, :] = False
+    assert visibility(Inputs(four, None, hidden))[0, 0, 2].tolist() == [False, False, True, False], "it sees itself"
 
 
 def test_a_twin_has_the_models_shape_and_other_weights(tiny_model_dir: Any) -> None:

@@ -110,7 +110,7 @@ def test_heads_within_the_noise_have_no_rank() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"smallest_effect": 1.0}, "smallest_effect is a share of .* from 0 to below 1, got 1.0"),
+        ({"smallest_effect": 1.0}, "smallest_effect is a share of the upper limit of the median total effect, from 0"),
         ({"positions": "first"}, "unknown positions 'first'"),
         ({"contrast": "total", "positions": "all"}, "contrast 'total' joins two lengths"),
         ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),

@@ -66,7 +66,7 @@ def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"expected a whole JSON object on each line .* got"),
+        ("{", "expected a whole JSON object on each line .* got '{' .str.: .* at column 2"),
         ("[1]", "expected a JSON object, got list"),
         (record(answer=None), "missing answer; a problem needs the keys problem, answer, unique_id"),
         ({"question": "a"}, "missing problem, answer, unique_id; a problem needs"),

@@ -72,7 +72,10 @@ def test_keys_do_not_depend_on_order_and_values_become_plain() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"edit": "knockout"}, "edit was 'z', now 'knockout'; use the old settings, another checkpoint"),
+        (
+            {"edit": "knockout"},
+            "edit was 'z', now 'knockout'; use the old settings, another checkpoint .--out., or delete",
+        ),
         ({"model": "x"}, "model was {'dtype': 'float32'}, now 'x'; use"),
         ({"model": {"dtype": "float16"}}, "model.dtype was 'float32', now 'float16'; use"),
         (dict.fromkeys("pqrst", 1), "p was None, now 1, q was None, now 1, r was None, now 1 and 2 more; use"),
