@@ -11,7 +11,8 @@ from models_under_test import ignores_positions, loaded, lying, planted_here
 
 import mless_interp as mi
 from mless_interp.ground_truth.certificate import _self_check
-from mless_interp.models.checks import TOLERANCE, FailedCheck, check_model, probe_tokens
+from mless_interp.models.base import Model
+from mless_interp.models.checks import TOLERANCE, FailedCheck, _resolution, check_model, probe_tokens
 from mless_interp.models.hugging_face import reference_logits
 from mless_interp.models.info import BY_LAYERS, Inputs
 
@@ -84,6 +85,16 @@ def test_it_asks_what_it_asked_and_tells_what_it_found() -> None:
     assert found.largest_logit == pytest.approx(float(model.run(tokens).logits.abs().max()))
     assert (found.replay, found.shows_rotated, found.entering) == (BY_LAYERS, True, "") and 0 < found.resolution < 1e-4
     assert check_model(model).logits_difference is None
+
+
+def test_the_resolution_is_twice_the_change_of_a_tokens_log_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay that raises all logits alike changes none; one that raises the token's alone makes it certain."""
+    model, tokens = planted_here()[1], torch.zeros(1, 12, dtype=torch.long)
+    before = model.run(tokens).logits.double().log_softmax(-1)[0, 6:11, 0]
+    certain = torch.tensor([100.0] + [0.0] * (model.info.d_vocab - 1))
+    for raised, moved in ((torch.ones(1), 0), (certain, float(before.square().mean().sqrt()))):
+        monkeypatch.setattr(Model, "replay", lambda self, run, *of, by=raised, **at: (run.logits + by).repeat(8, 1, 1))
+        assert _resolution(model, tokens) == pytest.approx(2 * moved, abs=1e-5)
 
 
 def test_logits_that_differ_from_hugging_face_are_refused(tiny_model_dir: Any) -> None:
