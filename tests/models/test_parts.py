@@ -155,12 +155,12 @@ def test_a_soft_cap_comes_after_and_is_float32_too(backend: str) -> None:
 
 def test_blocks_and_gradients_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    weight, bias = torch.randn(31, 8).bfloat16(), torch.randn(31).bfloat16()
+    module = torch.nn.Linear(8, 31, dtype=torch.bfloat16)
     x = torch.randn(2, 3, 8, requires_grad=True)
-    exact = x @ weight.float().T + bias.float()
+    exact = x @ module.weight.float().T + module.bias.float()
     (wanted,) = torch.autograd.grad(exact.square().sum(), x)
     monkeypatch.setattr(traced_ops, "BLOCK", 40)  # five rows at a time
-    made = traced_ops.float32_logits(x, weight, bias)
+    made = traced_ops.unembedded(module, x)
     assert torch.allclose(made, exact, atol=1e-6)
     (found,) = torch.autograd.grad(made.square().sum(), x)
     assert torch.allclose(found, wanted, rtol=1e-5)
