@@ -278,7 +278,7 @@ ROOMS = {
             *modules("patching", "sweep"),
             *modules("scores", "streaming"),
         ),
-        (*files("models", "devices small_parts decoders"), "tests/scores/test_streaming.py"),
+        (*files("models", "devices small_parts decoders"), "tests/scores", EXPRESSIONS),
         speaks_of=PLACES,
     ),
 }

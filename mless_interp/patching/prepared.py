@@ -17,6 +17,7 @@ from ..prompts.conditions import CONDITIONS, Contrast, Hidden
 from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
+from ..runtime.checkpoint import codes_of
 from ..runtime.engines import Compute, Unit
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result
@@ -79,7 +80,7 @@ class Prepared:
         made: Settings = {"outcome": self.outcome.name, "insertion": self.insertion}
         if self.beside:
             made["beside"] = self.beside
-        return made | self.model.identity | {"prompts": digest_of(self.pairs)}
+        return made | codes_of(self.outcome) | self.model.identity | {"prompts": digest_of(self.pairs)}
 
     def fields(self, settings: Settings) -> Arguments:
         """Make the fields that every result of these problems has, made with these settings."""

@@ -21,6 +21,7 @@ from ..models.traced_ops import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime import results
+from ..runtime.checkpoint import codes_of
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
@@ -148,7 +149,7 @@ class Sweep:
     @property
     def settings(self) -> Settings:
         named = {"contrast": self.contrast.name, "direction": self.direction, "edit": self.intervention.label}
-        return {**named, "positions": self.positions}
+        return {**named, "positions": self.positions} | codes_of(self.intervention)
 
 
 def sweep_heads(

@@ -8,7 +8,7 @@ that enters a layer (the same for all its heads) or of its heads' values.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Literal, get_args
 
 import torch
@@ -332,6 +332,7 @@ def metric_shown(name: str) -> Metric:
 
 
 def _own(function: OwnMetric) -> Metric:
+    @wraps(function)
     def formula(rows: Rows) -> Tensor:
         found, needed = function(rows.block.pattern, rows.span), rows.block.pattern.shape[:-1]
         if found.shape != needed:

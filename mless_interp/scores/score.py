@@ -21,6 +21,7 @@ from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..runtime import results
+from ..runtime.checkpoint import codes_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, in_context
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
@@ -295,7 +296,9 @@ def score_heads(
     """
     names = chosen_metrics(metrics)
     described = Described.of(model, pairs, heads, conditions, source, rows)
-    described.settings.update(metrics=list(names), exclude_sink=exclude_sink, min_rows=min_rows)
+    described.settings.update(
+        metrics=list(names), exclude_sink=exclude_sink, min_rows=min_rows, **codes_of(*names.values())
+    )
     asked = model.info.mask_of(described.heads)
 
     def scored(pair: PromptPair, tick: Tick) -> dict[str, results.Found]:
