@@ -265,6 +265,7 @@ ROOMS = {
         (
             *files("models", "small_parts parts as_they_come"),
             "tests/models/test_checks.py::test_it_asks_what_it_asked_and_tells_what_it_found",
+            "tests/models/test_checks.py::test_the_resolution_is_twice_the_change_of_a_tokens_log_probability",
             *files("patching", "sweeps patching"),
             *only(KEPT, "patches patches_last"),
             *only(TOLD, "PatchScores"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import virtual_devices  # noqa: F401 - registers them
@@ -87,6 +88,18 @@ EVERY = [name for name in (*MADE, *ANALYSES) if name not in (*OF_OTHERS, "locate
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in MADE)) for name in EVERY])
 def test_no_split_changes_anything(name: str) -> None:
     same(name, *(here(at, attention_of(name)) for at in (ALONE, SPLITS[EVERY.index(name) % len(SPLITS) - 1])))
+
+
+@pytest.mark.parametrize("backend", ["hooked_transformer", "bridge"])
+def test_one_device_gives_what_memory_does(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to rounding, as products in memory are oneDNN's; loading prints nothing."""
+    made = [(mi.planted_model(n_heads=8, n_key_value_heads=2, seed=1), place) for place in ("cpu", "virtual:0")]
+    both = [mi.load_model(each, backend=backend, device=place) for each, place in made]
+    assert capsys.readouterr().out == ""
+    for make in MADE.values():
+        assert all(np.allclose(a, b, atol=1e-5, equal_nan=True) for a, b in zip(*map(make, both), strict=True))
+    memory, device = (mi.score_heads(each, asked().pairs[:1], metrics="all", progress=False) for each in both)
+    pd.testing.assert_frame_equal(memory.to_frame(), device.to_frame(), atol=1e-5, rtol=1e-5)
 
 
 ELSEWHERE = ("edits", "attribution", "answers", "paths")
