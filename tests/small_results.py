@@ -468,7 +468,7 @@ def directed(n: int = 12) -> mi.DirectEffects:
     values = np.tile([0.0, 0.5, 0.4, -0.1, 0.0, 0.0], (n, 1))
     values[:, ::2] += spread(n)[:, None]
     cells = tuple(Way(head, way) for head in HEADS for way in ("direct", "indirect"))
-    return mi.DirectEffects(problems(n), cells, values, 1 + spread(n), "nats", ACTING)
+    return mi.DirectEffects(problems(n), cells, values, 1 + spread(n), "nats", settings=ACTING)
 
 
 def traced(n: int = 12) -> mi.PathEffects:
@@ -476,7 +476,7 @@ def traced(n: int = 12) -> mi.PathEffects:
     sizes = {"L0H1 -> L1H0 q": 0.0, "L0H1 -> L1H0 v": 0.4, "L0H1 -> L1H0": 0.4, "L0H0 -> L1H0": -0.2}
     sizes |= {"L0H1 -> MLP1": 0.3, "L1H0 -> MLP1": 0.5, "MLP1 -> logits": 0.9}
     values = np.array(list(sizes.values())) + spread(n)[:, None]
-    return mi.PathEffects(problems(n), tuple(map(mi.Edge.parse, sizes)), values, 1 + spread(n), "nats", ACTING)
+    return mi.PathEffects(problems(n), tuple(map(mi.Edge.parse, sizes)), values, 1 + spread(n), "nats", settings=ACTING)
 
 
 def placed(n: int = 16) -> mi.SitePatches:
@@ -487,7 +487,7 @@ def placed(n: int = 16) -> mi.SitePatches:
     values[0, :, :, 0] = np.nan
     settings = SETTINGS | {"contrast": "content", "direction": "noising"}
     cells = tuple(Site(*each) for each in product(("resid_pre", "attn_out"), range(3), ("0", "-1", "all")))
-    return mi.SitePatches(problems(n), cells, values.reshape(n, -1), 1 + spread(n), "nats", settings)
+    return mi.SitePatches(problems(n), cells, values.reshape(n, -1), 1 + spread(n), "nats", settings=settings)
 
 
 def spots(n: int = 12) -> mi.PositionMap:
@@ -496,7 +496,7 @@ def spots(n: int = 12) -> mi.PositionMap:
     values = np.zeros((n, 7)) + spread(n)[:, None]
     values[:, [1, 2, 3, 4, 6]] += 0.5
     cells = tuple(Place(mi.Head(0, 1), place) for place in places)
-    return mi.PositionMap(problems(n), cells, values, 1 + spread(n), "nats", SETTINGS)
+    return mi.PositionMap(problems(n), cells, values, 1 + spread(n), "nats", settings=SETTINGS)
 
 
 def sets_found(n: int = 12) -> mi.MinimalSets:

@@ -1,7 +1,7 @@
 """Effects cell by cell: what a part of a model changes in the residual stream, and what those that may see it make of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import ClassVar, Generic, TypeVar
 
@@ -18,15 +18,14 @@ from ..models.info import ModelError, Recording
 from ..models.replay import Layers
 from ..patching.effect import SMALLEST_EFFECT, Parts, check_smallest_effect
 from ..patching.outcomes import Outcome
-from ..patching.prepared import Prepared, Runs, Settings, prepare
+from ..patching.prepared import Prepared, Runs, prepare
 from ..patching.sweep import Engine, Sweep
 from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
-from ..runtime.columns import Table, columns_of
+from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.results import Grouped, Shown, ShownTable, largest_first
-from ..statistics import CONFIDENCE
+from ..runtime.results import Shown, ShownTable, largest_first
 from .located import LocatedHeads
 
 Asked = LocatedHeads | Iterable[Head | str]
@@ -35,7 +34,7 @@ Cell = TypeVar("Cell")
 """What effects are split into: an edge, a way, a site, a place, or a name."""
 
 
-class Cells(Parts, Grouped, Generic[Cell]):
+class Cells(Parts, Generic[Cell]):
     """Tables and sentences of effects `per_cell` `[problem, cell]` of a result's `cells`."""
 
     cells: tuple[Cell, ...]
@@ -57,12 +56,12 @@ class Cells(Parts, Grouped, Generic[Cell]):
     def table(self) -> pd.DataFrame:
         """Return a row per cell: `k` of `n` problems with more than the smallest effect in `sense`, `prevalence`, `p_corrected`
         (Holm over cells and senses), `median` and `share` of the total; means describe."""
-        return Table({**self._named(), **self.claim_columns()})
+        return pd.DataFrame({**self._named(), **self.claim_columns()})
 
     def to_frame(self) -> pd.DataFrame:
         named = {name: each * len(self.problem_ids) for name, each in self._named().items()}
         problems = np.repeat(self.problem_ids, len(self.cells))
-        return Table({"problem": problems, **named, "effect": self.per_cell.ravel()})
+        return pd.DataFrame({"problem": problems, **named, "effect": self.per_cell.ravel()})
 
     def details(self) -> list[str]:
         s = self.settings
@@ -72,7 +71,7 @@ class Cells(Parts, Grouped, Generic[Cell]):
 
     def printed(self) -> pd.DataFrame:
         columns = self.printed_columns.split()
-        return Table(largest_first(self.table(), "median")[columns].rename(columns={"label": self.what[0]}))
+        return largest_first(self.table(), "median")[columns].rename(columns={"label": self.what[0]})
 
     def shown(self) -> Shown:
         table = largest_first(self.table().drop(columns=list(self._named())[1:]), "median")
@@ -91,11 +90,7 @@ class CellEffects(Cells[Cell]):
     values: np.ndarray
     total: np.ndarray
     unit: str
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
-    resolution: float = 0.0
 
     columns = columns_of("""
         of | of | | the head whose output acts

@@ -17,14 +17,14 @@ from ..patching.attribution import HeadAttribution, attribute_heads
 from ..patching.effect import SMALLEST_EFFECT, WHOLE, Effect
 from ..patching.knockouts import CHOSEN_HERE, cutting, gate_row, gated_outcomes, random_sets
 from ..patching.outcomes import Outcome
-from ..patching.prepared import Prepared, Settings, prepare
+from ..patching.prepared import Measured, Prepared, Settings, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, of_heads, tidy
-from ..statistics import CONFIDENCE, Prevalence, derive_generator, fewest_problems, holm, prevalence_test
+from ..runtime.results import Quantity, Shown, ShownTable, interval_columns, of_heads, tidy
+from ..statistics import Prevalence, derive_generator, fewest_problems, holm, prevalence_test
 from .cells import Asked, heads_of, named_on, named_words
 from .locate import fresh_problems
 
@@ -241,7 +241,7 @@ class HeadSet:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MinimalSets(Result):
+class MinimalSets(Measured):
     """A sufficient and a necessary set of heads (`HeadSet`), from the same candidates.
 
     Effects are parts of `total` `[problem]`, on the problems of the search, and of `fresh_total` `[fresh]`, on those of
@@ -257,10 +257,6 @@ class MinimalSets(Result):
     necessary: HeadSet
     unit: str
     share: float
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
-    resolution: float = 0.0
     fresh_groups: tuple[str, ...] = field(default=(), kw_only=True)
 
     picture = "set_growth"
@@ -300,7 +296,7 @@ class MinimalSets(Result):
     @property
     def confirmed(self) -> dict[str, bool]:
         """Whether each set is shown to do its share in most fresh problems."""
-        sure = np.nan_to_num(self.p, nan=1.0) < 1 - self.confidence
+        sure = np.nan_to_num(self.p, nan=1.0) < self.level
         return {each.side: bool(shown) for each, shown in zip(self.both, sure, strict=True)}
 
     def growth(self, each: HeadSet) -> pd.DataFrame:
@@ -477,7 +473,7 @@ def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, .
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CircuitCurve(Result):
+class CircuitCurve(Measured):
     """Outcomes of growing circuits, `values` `[problem, order, size]`, for the ranking, its reverse and random orders.
     `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted)."""
 
@@ -487,10 +483,6 @@ class CircuitCurve(Result):
     orders: tuple[str, ...]
     values: np.ndarray
     unit: str
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
-    resolution: float = 0.0
     chosen_elsewhere: bool = False
 
     picture = "circuit_curve"

@@ -13,12 +13,12 @@ from ..core.arguments import Arguments, count_of, listed
 from ..core.heads import Head, as_head
 from ..patching.effect import SMALLEST_EFFECT, WHOLE, Parts, concentration_words
 from ..patching.knockouts import JointKnockout, ReadEffects
-from ..patching.prepared import Settings
+from ..patching.prepared import Measured
 from ..patching.sweep import PatchScores
 from ..runtime import results
-from ..runtime.columns import Column, Table, columns_of
-from ..runtime.results import Grouped, Quantity, Result, Shown, ShownTable
-from ..statistics import CONFIDENCE, holm
+from ..runtime.columns import Column, columns_of
+from ..runtime.results import Quantity, Result, Shown, ShownTable
+from ..statistics import holm
 from . import judge as rules
 from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
 
@@ -33,7 +33,7 @@ def strata_of(found: Sequence[InStratum], head: Head) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Verdicts(Grouped):
+class Verdicts(Measured):
     """What is judged of `values[measure]` `[problem, head]` (`judge.MEASURES`) and of the `total` effect `[problem]`.
 
     `controls[name]` `[problem, named]` are effects of the named heads, `joint` those that read, knocked out together, `reads`
@@ -48,11 +48,7 @@ class Verdicts(Grouped):
     joint: JointKnockout | None = None
     reads: ReadEffects | None = None
     unit: str = "nats"
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
-    resolution: float = 0.0
     strata: tuple[str, ...] = ()
 
     columns: ClassVar[tuple[Column, ...]] = (
@@ -114,14 +110,14 @@ class Verdicts(Grouped):
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per measure (`judge.MEASURES`), problem and head."""
-        return Table(results.rows_per_head(self.problem_ids, self.heads, self.values))
+        return results.rows_per_head(self.problem_ids, self.heads, self.values)
 
     def control_table(self) -> pd.DataFrame:
         """Return one row per named head: its effect beside the same under each control (`judge.beside_controls`)."""
         judged, fresh = self.judged, self.claims is not None
         named = {measure: each if fresh else each[:, judged.named] for measure, each in self.values.items()}
         claims = self.claims or judged.found
-        return Table(rules.beside_controls(judged.effect, claims, named, self.controls, fresh=fresh))
+        return rules.beside_controls(judged.effect, claims, named, self.controls, fresh=fresh)
 
     def _side_columns(self, side: str) -> dict[str, np.ndarray]:
         values, effect = measured(self.values, SIDES[side]), self.judged.effect
@@ -146,7 +142,7 @@ class Verdicts(Grouped):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Confirmation(Verdicts, Result):
+class Confirmation(Verdicts):
     """The heads that were named elsewhere, and nothing else, on fresh problems: Holm over these heads alone.
 
     `heads`, `kinds` and `senses` `[head]` are the claims, `within` those about strata, `direction` the sign of the effect;
@@ -272,7 +268,7 @@ class Confirmation(Verdicts, Result):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LocatedHeads(Verdicts, Result):
+class LocatedHeads(Verdicts):
     """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
 
     `heads` are the family that was tested, `patches` its exact z sweep (denoising). `confirmation`: the named heads on fresh

@@ -24,7 +24,7 @@ from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result, largest_first
+from ..runtime.results import largest_first
 from ..runtime.text_safety import visible
 from . import cells
 from .located import LocatedHeads
@@ -252,7 +252,7 @@ def _check(model: Model, layers: Layers, edges: Sequence[Edge]) -> None:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PathEffects(cells.CellEffects[Edge], Result):
+class PathEffects(cells.CellEffects[Edge]):
     """What goes along each edge: `values` `[problem, cell]`, of which the cells are `edges` (`CellEffects`)."""
 
     picture = "path_graph"
@@ -445,7 +445,7 @@ def direct_effects(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DirectEffects(cells.CellEffects[Way], Result):
+class DirectEffects(cells.CellEffects[Way]):
     """How much of each head's effect goes straight to the logits: `values` `[problem, cell]`, two cells (`Way`) per head;
     `effect` `[problem, head]` is `direct` and `indirect` together."""
 

@@ -23,7 +23,6 @@ from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result
 from .cells import Asked, CellEffects, Flow, Made, compared, has_mlps, heads_of, measure_cells, need_weights, of_cells
 
 PARTS = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
@@ -266,7 +265,7 @@ def _only(change: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SitePatches(CellEffects[Site], Result):
+class SitePatches(CellEffects[Site]):
     """What each site carries: `values` `[problem, cell]`, by site, layer and position; NaN where a question lacks the token."""
 
     picture = "site_map"
@@ -285,7 +284,7 @@ class SitePatches(CellEffects[Site], Result):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionMap(CellEffects[Place], Result):
+class PositionMap(CellEffects[Place]):
     """Through which tokens heads act: `values` `[problem, cell]`; NaN where a problem has no such token.
 
     A place is a token of the question at which alone the head's output is patched ("row 0", "row -1", "row all"; "position 0"

@@ -1,7 +1,7 @@
 """The effect without the tokens: what a span does to some heads on average, given to prompts that lack it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -27,8 +27,7 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result
-from ..statistics import CONFIDENCE, Prevalence, derive_generator
+from ..statistics import Prevalence, derive_generator
 from .cells import Asked, Cells, heads_of, named_on
 from .head_sets import halves
 from .locate import draws_beside, under
@@ -193,7 +192,7 @@ def _given(problems: Prepared, at: int, contrast: Contrast, layers: list[int], e
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Transfer(Cells[str], Result):
+class Transfer(Cells[str]):
     """How much of an insertion's effect comes back without its tokens: `given` `[problem]`, of `inserted` - `base`.
 
     `edit_lam` `[head]` and `edit_sigma` `[head, d_head]` are the means that the `heads` were given, over the rows that the edit
@@ -213,11 +212,7 @@ class Transfer(Cells[str], Result):
     random: np.ndarray
     other: np.ndarray
     unit: str
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
-    resolution: float = 0.0
 
     columns = columns_of("""
         exceeded | more than this in | | problems in which the heads bring more than this control

@@ -14,6 +14,7 @@ from ..prompts.conditions import CONTRASTS
 from ..runtime.columns import Column, columns_of
 from ..runtime.results import Quantity, interval_columns, largest_first, limits_of, with_limits
 from ..statistics import CONFIDENCE, SENSES, Interval, Prevalence, defined_mean
+from .prepared import Measured
 
 SMALLEST_EFFECT = 0.05
 """The smallest effect of interest, as a share of the upper limit of the median total effect."""
@@ -178,19 +179,15 @@ class Effect:
         return f"{self.delta:.3g} {unit}, {'which rounding may reach' if rounded else of}"
 
 
-class Parts:
+class Parts(Measured):
     """What results have in common that take a total effect apart into heads, edges or sites (`per_cell` `[problem, *cells]`).
     What is claimed of a cell is that most problems show it (`whole` has the rules). Means describe."""
 
     problem_ids: tuple[str, ...]
-    groups: tuple[str, ...]
     values: np.ndarray
     total: np.ndarray
     unit: str
-    settings: dict[str, object]
-    confidence: float
     smallest_effect: float
-    resolution: float
     signed: ClassVar[bool] = True
     drawn: ClassVar[tuple[str, ...]] = ("share", "median")
     what: ClassVar[tuple[str, str]] = ("head", "heads")
@@ -299,7 +296,7 @@ class Parts:
         one, several = self.what
         if not self.established:
             return f"no {one} is tested"
-        table = self.table()  # type: ignore[attr-defined]
+        table = self.table()
         table = largest_first(table[table["p_corrected"] < self.level], "share")
         if not len(table):
             return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
@@ -310,7 +307,7 @@ class Parts:
         return f"{shown} more than {self._least} of it in most problems: {named}{limits}"
 
     def caveats(self) -> list[str]:
-        return [*concentration_words(self.total_effect, self.problem_ids, self.unit), *super().caveats()]  # type: ignore[misc]
+        return [*concentration_words(self.total_effect, self.problem_ids, self.unit), *super().caveats()]
 
     def _claim_words(self) -> list[str]:
         """Say the total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""

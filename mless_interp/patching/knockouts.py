@@ -319,7 +319,7 @@ def read_effects(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReadEffects(Parts, Measured):
+class ReadEffects(Parts):
     """The effect that each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`).
 
     A cell is *shown* to remove "more" than the smallest effect (with the effect, or "against" it), or "less" than that, where

@@ -29,7 +29,7 @@ from ..runtime.results import Quantity, Shown, ShownTable, head_columns, of_head
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
 from .interventions import INTERVENTIONS, KNOCKOUTS, Intervention, LayerState, PatchZ
 from .outcomes import Outcome
-from .prepared import Measured, Prepared, Runs, Settings, prepare
+from .prepared import Prepared, Runs, Settings, prepare
 
 Kept = TypeVar("Kept")
 POSITIONS = ("question", "last", "all")
@@ -333,7 +333,7 @@ def _swept(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PatchScores(Parts, Measured):
+class PatchScores(Parts):
     """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
 
     `noise` `[problem, layer]`: how far the outcome of a row was off that went on from that layer unedited (None: not measured).

@@ -167,7 +167,9 @@ def test_an_edge_reads_itself() -> None:
 def test_inputs_that_act_together_or_in_each_others_place(values: tuple[float, ...], words: str) -> None:
     n, edges = 16, tuple(Edge("L0H0", "L1H0", part) for part in ("q", "k", "v", "qk", "kv", "qkv"))
     every = np.tile(values, (n, 1)) + np.linspace(-1e-4, 1e-4, n)[:, None]
-    found = mi.PathEffects(tuple(map(str, range(n))), edges, every, np.ones(n), "nats", {"contrast": "replaced"})
+    found = mi.PathEffects(
+        tuple(map(str, range(n))), edges, every, np.ones(n), "nats", settings={"contrast": "replaced"}
+    )
     told = found.together_words()
     assert bool(told) == bool(words) and (told or ["L0H0 -> L1H0: "])[0].startswith(f"L0H0 -> L1H0: {words}")
     q, k, v, qk, kv, qkv = values
