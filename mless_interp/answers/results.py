@@ -76,13 +76,11 @@ class Comparison(Result):
         return pd.DataFrame(told | {"flag": str(self.difference.flag)}, index=[0])
 
     def printed(self) -> pd.DataFrame:
-        """Return the change, and what it rests on."""
         return self.table()[[*PRINTED, "p"]]
 
     to_frame = table
 
     def headline(self) -> str:
-        """Return whether right answers change, and by how much."""
         if not self.n:
             return f"{self.second!r} against {self.first!r}: no problem was answered under both."
         does = "raises" if len(self.gained) > len(self.lost) else "lowers"
@@ -106,7 +104,6 @@ class Comparison(Result):
         return f"{self._points}, {p}" if self.n else "no problem was answered under both"
 
     def details(self) -> list[str]:
-        """Return the test, and what the problems cannot show."""
         found = [f"{self.test[0].upper()}{self.test[1:]} over problems ({self.grader} grades)."]
         reach = 100 * max(abs(self.difference.low), abs(self.difference.high))
         if self.sure or np.isnan(reach):
@@ -132,7 +129,6 @@ class Comparisons(Result):
     to_frame = table
 
     def headline(self) -> str:
-        """Return which treatments change right answers, against the reference; else the largest difference."""
         sure, n = [one for one in self.comparisons if one.sure], len(self.comparisons)
         if len(sure) > 1:
             told = (f"{one.second!r} {100 * one.difference.estimate:+.1f}" for one in sure)
@@ -145,11 +141,9 @@ class Comparisons(Result):
         return words if n == 1 else f"{words[:-1]}; no difference is shown for {count_of(n - 1, 'other treatment')}."
 
     def details(self) -> list[str]:
-        """Return each comparison in words."""
         return [sentence for one in self.comparisons for sentence in (one.headline(), *one.details())]
 
     def printed(self) -> pd.DataFrame:
-        """Return a row per comparison."""
         return self.table()[[*PRINTED, "p_corrected"]]
 
 
@@ -359,7 +353,6 @@ class AccuracyResults(Result):
         return Comparisons(reference, grader, tuple(made))
 
     def headline(self) -> str:
-        """Return which treatments change right answers, against the reference."""
         if len(self.treatments) > 1:
             return self.compare_all().headline()
         row = self.table().iloc[0]
@@ -368,14 +361,12 @@ class AccuracyResults(Result):
         return f"{100 * row['accuracy']:.1f} %{limits} of {n} are answered right under {row['treatment']!r}."
 
     def caveats(self) -> list[str]:
-        """Return which answers were cut off."""
         cut = self.table().query("cut_off > 0.05")
         words = listed(f"{row.treatment} {100 * row.cut_off:.0f} %" for row in cut.itertuples())
         few = [f"Raise max_new_tokens, these grades may be too low: answers were cut off ({words})."] * bool(words)
         return [*few, *super().caveats()]
 
     def details(self) -> list[str]:
-        """Return what was run, what is missing, and every comparison with the reference."""
         table, samples = self.table(), f", {self.n_samples} samples each" if self.n_samples > 1 else ""
         found = [
             f"Accuracy of {self.settings.get('model', 'a model')} on {count_of(len(self.problem_ids), 'problem')}{samples}, "
@@ -390,7 +381,6 @@ class AccuracyResults(Result):
         return [*found, *(self.compare_all().details() if len(self.treatments) > 1 else [])]
 
     def printed(self) -> pd.DataFrame:
-        """Return right answers by treatment, and how they differ from those under the reference."""
         table = self.table()[["treatment", "accuracy", "accuracy_ci_low", "accuracy_ci_high", "n"]]
         if len(self.treatments) == 1:
             return table
@@ -398,7 +388,6 @@ class AccuracyResults(Result):
         return table.join(beside.set_index("second").drop(columns=["n", "accuracy_second"]), on="treatment")
 
     def shown(self) -> Shown:
-        """Return the table, with the changes."""
         printed, table = self.printed(), self.table()
         table = printed.join(table.drop(columns=printed.columns, errors="ignore"))
         against = f"; changes against {self.compare_all().reference!r}" if len(self.treatments) > 1 else ""

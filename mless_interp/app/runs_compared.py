@@ -76,7 +76,6 @@ class RunsCompared(Result):
         return pd.concat([found.to_frame().assign(run=run) for run, found in self.results.items()], ignore_index=True)
 
     def headline(self) -> str:
-        """Return what the runs have in common."""
         table, heads, n = self.table(), self.heads(), len(self.results)
         rows = table.drop_duplicates("run").to_dict("records")
         if self.of_answers:

@@ -332,7 +332,6 @@ class StudyResult(Result):
         return pd.concat([pd.DataFrame(dict(zip(names, part, strict=True))) for part in parts], ignore_index=True)
 
     def headline(self) -> str:
-        """Return which insertions have an established effect and how large, and which heads carry it."""
         contrast, n = self.contrasts[0], len(self.insertions)
         table = self.effect_table().query("contrast == @contrast and p_corrected < 1 - @self.confidence")
         have = "has" if 1 in (len(table), n) else "have"
@@ -349,7 +348,6 @@ class StudyResult(Result):
         return f"{told} ({count_of(len(self.problem_ids), 'problem')})."
 
     def caveats(self) -> list[str]:
-        """Return that so few problems establish nothing, where they are too few."""
         tested, told = self.effect_table().dropna(subset="p"), super().caveats()
         n, m = tested["n"].max(), len(tested)
         if m and n < (needed := statistics.fewest_problems(2 * m, alpha=1 - self.confidence)):

@@ -129,7 +129,6 @@ class ClaimChecks(Result):
     to_frame = table
 
     def headline(self) -> str:
-        """Return how many claims agree, which do not, and how many hold without training."""
         s, counted = self.settings, Counter(check.verdict for check in self.checks)
         plural = {"agrees": "agree", "disagrees": "disagree"}
         told = ", ".join(f"{n} {plural.get(verdict, verdict) if n > 1 else verdict}" for verdict, n in counted.items())

@@ -41,7 +41,6 @@ class Enrichment(Result):
     to_frame = table
 
     def headline(self) -> str:
-        """Return the mean rank beside that of random heads."""
         of, random = count_of(len(self.heads), "head"), f"random heads: {self.expected_rank:.1f}"
         over = f", {self.settings['n_problems']} problems" if "n_problems" in self.settings else ""
         return f"{of} rank {self.mean_rank:.1f} on average ({random}), p = {self.p:.2g}{over}."
