@@ -96,10 +96,7 @@ BUILDS: dict[str, tuple[str, dict[str, Any]]] = CONFIGS | {
     "OPT, norms after": ("OPT", _named(ffn_dim=128, word_embed_proj_dim=D_MODEL, do_layer_norm_before=False)),
     "Falcon, all heads": ("Falcon", _named(multi_query=False)),
     "Llama, a window that it does not know": ("Llama", _named(**_GROUPED, sliding_window=6)),
-    "Phi-3, longrope": (
-        "Phi3",
-        _named(**_GROUPED, rope_parameters={"rope_type": "longrope", **_ROPE, **_LONG}),
-    ),
+    "Phi-3, longrope": ("Phi3", _named(**_GROUPED, rope_parameters={"rope_type": "longrope", **_ROPE, **_LONG})),
     "Llama 3": ("Llama", _named(**_GROUPED, rope_parameters={"rope_type": "llama3", **_ROPE, **_BANDS})),
     "Llama, linear": ("Llama", _named(**_GROUPED, rope_parameters={"rope_type": "linear", **_ROPE})),
     "Llama, YaRN": ("Llama", _named(**_GROUPED, rope_parameters={"rope_type": "yarn", **_ROPE})),

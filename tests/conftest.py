@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,36 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
         return made[architecture]
 
     return directory
+
+
+architecture = pytest.fixture(lambda: "qwen2")
+dtype = pytest.fixture(lambda: "float32")
+attention = pytest.fixture(lambda: "eager")
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest, architecture: str, dtype: str, attention: str, tiny_model_dir: Any) -> Any:
+    """A tiny model of the kind that the test's parameters name, on its `backend` or a bridge; tests must not change it."""
+    from models_under_test import loaded
+
+    backend = request.getfixturevalue("backend") if "backend" in request.fixturenames else "bridge"
+    return loaded(tiny_model_dir(architecture), backend, dtype, attention)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Any:
+    """The model of this package, on a bridge."""
+    from mless_interp.models.load import load_model
+
+    return load_model("demo", backend="bridge")
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from browser import browser
+
+    with browser(tmp_path_factory.mktemp("browser")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

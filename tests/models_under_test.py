@@ -20,6 +20,7 @@ from mless_interp.prompts.own_ids import pairs_from_ids
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem
 
+QUIET: dict[str, Any] = {"progress": False}
 QUESTIONS = (
     "Anna has 3 red apples and Ben has 5 green pears . How many apples does Anna have ?",
     "Cleo has 7 blue books and Dan has 4 cards . How many cards does Dan have ?",

@@ -6,18 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from analyses_under_test import (
-    ANALYSES,
-    KEPT,
-    OTHERWISE,
-    all_kept,
-    as_kept,
-    asked,
-    checkpoint_of,
-    frames,
-    long,
-    whole,
-)
+from analyses_under_test import ANALYSES, KEPT, OTHERWISE, all_kept, as_kept, asked, checkpoint_of, frames, long, whole
 from results_under_test import same
 
 import mless_interp as mi

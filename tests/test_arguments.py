@@ -14,11 +14,7 @@ import torch
 from models_under_test import planted_here, planted_pairs, planted_problems
 
 import mless_interp as mi
-from mless_interp.core.arguments import (
-    REMEDIES,
-    as_annotated,
-    checked,
-)
+from mless_interp.core.arguments import REMEDIES, as_annotated, checked
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 

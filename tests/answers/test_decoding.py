@@ -34,14 +34,8 @@ from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
-from mless_interp.models.load import load_model
 from mless_interp.prompts.problems import load_problems
 from mless_interp.prompts.prompt import build_prompt
-
-
-@pytest.fixture(scope="module")
-def demo() -> Model:
-    return load_model("demo", backend="bridge")
 
 
 def boxed(text: str) -> bool:

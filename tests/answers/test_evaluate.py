@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_under_test import loaded
 from tokenizers_under_test import read_tokenizer
 
 from mless_interp.answers import AccuracyResults, Treatment, evaluate_accuracy, has_closed_box
@@ -18,7 +17,6 @@ from mless_interp.answers.engines import generate_completions
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
-from mless_interp.models.load import load_model
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem, load_problems
@@ -31,11 +29,6 @@ HIDDEN = Treatment(
 )
 TREATMENTS = [None, SLASHES, ARM_HERE, HIDDEN]
 QUICK: dict[str, Any] = {"max_new_tokens": 8, "progress": False, "batch_size": 4}
-
-
-@pytest.fixture(scope="module")
-def demo() -> Model:
-    return load_model("demo", backend="bridge")
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +113,8 @@ def test_answers_are_as_long_as_the_context_leaves_and_what_a_model_cannot_do_is
 
 
 def test_a_knockout_needs_a_span_whose_tokens_have_not_merged(
-    tiny_model_dir: Callable[[str], Path], tokenizer_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    model: Model, tokenizer_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
     monkeypatch.setattr(model, "tokenizer", read_tokenizer(tokenizer_dir("qwen2_5")))
     monkeypatch.setattr(model, "info", replace(model.info, d_vocab=len(model.tokenizer)))
     asked = [Problem("a", "How many apples ?", "3"), Problem("b", "Find x .", "4")]

@@ -48,10 +48,7 @@ def whole(model: Model, request: Request, completion: Any, **options: Any) -> to
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("backend", "attention"), BACKENDS_HERE)
-def test_a_padded_batch_gives_what_each_prompt_gives_alone(
-    architecture: str, backend: str, attention: str, tiny_model_dir: Callable[[str], Path]
-) -> None:
-    model = loaded(tiny_model_dir(architecture), backend, attention=attention)
+def test_a_padded_batch_gives_what_each_prompt_gives_alone(backend: str, model: Model) -> None:
     requests = requests_of(pairs_for(model))
     assert len({len(request.prompt) for request in requests}) == 3, "rows of different length, so that padding matters"
     assert min(len(request.prompt) for request in requests) > 16, "longer than Gemma's window"
@@ -89,10 +86,7 @@ def test_rows_of_padding_stay_finite_in_every_dtype(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("backend", "attention"), BACKENDS_HERE)
-def test_a_batched_knockout_is_that_of_whole_passes(
-    architecture: str, backend: str, attention: str, tiny_model_dir: Callable[[str], Path]
-) -> None:
-    model = loaded(tiny_model_dir(architecture), backend, attention=attention)
+def test_a_batched_knockout_is_that_of_whole_passes(backend: str, model: Model) -> None:
     requests = requests_of(pairs_for(model))
     found = with_logits(model, requests, knockout=HEADS, max_new_tokens=6)
     for request in requests:
@@ -110,9 +104,8 @@ def test_a_batched_knockout_is_that_of_whole_passes(
 @pytest.mark.parametrize(("architecture", "prefill_only"), [("qwen2", False), ("gemma3", True)])
 @pytest.mark.parametrize(("backend", "attention"), BACKENDS_HERE)
 def test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step(
-    architecture: str, prefill_only: bool, backend: str, attention: str, tiny_model_dir: Callable[[str], Path]
+    backend: str, model: Model, prefill_only: bool
 ) -> None:
-    model = loaded(tiny_model_dir(architecture), backend, attention=attention)
     requests = requests_of(pairs_for(model))
     arm = ARM(1.0, 99.5, layers=(0, 2), prefill_only=prefill_only, p_max=0.9, seed=3)
     found = with_logits(model, requests, max_new_tokens=5, arm=arm)
@@ -155,8 +148,7 @@ def test_a_shared_beginning_is_computed_once_and_changes_nothing(
             torch.testing.assert_close(found[key].logits, completion.logits, atol=2e-4, rtol=1e-4)
 
 
-def test_a_rows_draws_do_not_depend_on_its_neighbours_or_the_order(tiny_model_dir: Callable[[str], Path]) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_a_rows_draws_do_not_depend_on_its_neighbours_or_the_order(model: Model) -> None:
     requests = requests_of(pairs_for(model))
     options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 1.5, "top_p": 0.95}
     state = torch.get_rng_state()
@@ -176,8 +168,7 @@ def hooks_of(module: Any) -> int:
 
 
 @pytest.mark.parametrize("backend", ["bridge", "nnsight"])
-def test_no_hook_stays_behind_an_error(backend: str, tiny_model_dir: Callable[[str], Path]) -> None:
-    model = loaded(tiny_model_dir("qwen2"), backend)
+def test_no_hook_stays_behind_an_error(backend: str, model: Model) -> None:
     requests = requests_of(pairs_for(model))
     before, config = hooks_of(model.hf_model), model.hf_model.generation_config
 
@@ -189,10 +180,7 @@ def test_no_hook_stays_behind_an_error(backend: str, tiny_model_dir: Callable[[s
     assert hooks_of(model.hf_model) == before and model.hf_model.generation_config is config
 
 
-def test_running_out_of_memory_halves_the_batch_and_goes_on(
-    tiny_model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_running_out_of_memory_halves_the_batch_and_goes_on(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [request.prompt for request in requests_of(pairs_for(model))]
     requests = [Request(prompts[i % 3], f"r{i}") for i in range(9)]
     options: dict[str, Any] = {"max_new_tokens": 4, "temperature": 1.0, "batch_size": 8}

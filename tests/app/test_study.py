@@ -45,11 +45,6 @@ def told(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Any:
-    return mi.load_model("demo", backend="bridge")
-
-
-@pytest.fixture(scope="module")
 def whole(demo: Any) -> mi.StudyResult:
     return mi.run_study(told(), model=demo, progress=False)
 

@@ -50,8 +50,7 @@ def test_random_orders_keep_the_layer_of_every_place() -> None:
     assert first != second and first == same_layers(order, seed=0, draw=0)
 
 
-def test_wrong_requests_are_named(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_wrong_requests_are_named(model: Any) -> None:
     for options, message in (
         ({"ranking": []}, "no heads to rank"),
         ({"outcome": "kl"}, "a circuit curve needs a signed outcome"),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models_under_test import Gated, planted_here, planted_pairs
+from models_under_test import QUIET, Gated, planted_here, planted_pairs
 from small_results import attributed, located, sets_found
 
 import mless_interp as mi
@@ -18,7 +18,6 @@ A, B, C = Head(0, 2), Head(0, 5), Head(1, 3)
 EITHER: dict[str, Any] = {"readers": (A, B), "mediators": (), "combine": "any"}
 BOTH: dict[str, Any] = {"readers": (A, B), "mediators": (), "combine": "all"}
 SUM: dict[str, Any] = {"readers": (A, B), "mediators": ()}
-QUIET: dict[str, Any] = {"progress": False}
 
 
 def sought(settings: dict[str, Any], seed: int, n: int = 12, **options: Any) -> mi.MinimalSets:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import needs_hooked_transformer
-from models_under_test import four_specialists, loaded, of_classes
+from models_under_test import four_specialists, of_classes
 from small_results import in_strata
 
 import mless_interp as mi
@@ -96,8 +96,7 @@ def test_a_specialist_by_hand() -> None:
     assert not lost.confirmed[1] and lost.kinds_again[1] == "undecided" and np.isnan(elsewhere.p[1])
 
 
-def test_a_key_that_some_problems_lack_is_named(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_a_key_that_some_problems_lack_is_named(model: Any) -> None:
     pairs = mi.pairs_from_ids([[1, 2, 3], [4, 5, 6]], [1, 2], span=(0, 1), tags=[{"kind": "a"}, {"sort": "b"}])
     with pytest.raises(
         ValueError, match=r"by='kind': 1 of 2 problems have nothing under that key .*all have answer, group$"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models_under_test import planted_here, planted_pairs, planted_problems
+from models_under_test import QUIET, planted_here, planted_pairs, planted_problems
 from small_results import HEADS, transferred
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from mless_interp.patching.prepared import prepare
 
 A, B = Head(0, 2), Head(0, 5)
 READERS: dict[str, Any] = {"readers": (A, B), "mediators": ()}
-QUIET: dict[str, Any] = {"progress": False}
 
 
 def means_by_hand(model: mi.Model, pairs: Any, heads: Iterable[Head]) -> dict[Head, tuple[float, Tensor]]:

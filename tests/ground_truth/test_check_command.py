@@ -20,6 +20,8 @@ from mless_interp.ground_truth.identities import Case, Identity
 from mless_interp.models.checks import FailedCheck, Finding
 from mless_interp.models.info import BY_LAYERS, Inputs, Run
 
+architecture = pytest.fixture(lambda: "llama")
+
 
 def check(*arguments: Any) -> Any:
     """Run the command as a user does, in this process."""
@@ -47,11 +49,7 @@ def ignores_edits(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("lie", "names"),
-    [
-        (ignores_positions, {"I1", "I2", "I4", "I6"}),
-        (ignores_the_mask, {"I6", "I7"}),
-        (ignores_edits, {"I9"}),
-    ],
+    [(ignores_positions, {"I1", "I2", "I4", "I6"}), (ignores_the_mask, {"I6", "I7"}), (ignores_edits, {"I9"})],
 )
 def test_each_way_of_lying_is_named(
     lie: Callable[..., Any], names: set[str], tiny_model_dir: Callable[[str], Path]
@@ -60,8 +58,7 @@ def test_each_way_of_lying_is_named(
     assert names <= {v.name for v in found.failed} and not found.passed
 
 
-def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[[str], Path]) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
+def test_pairs_that_cannot_be_certified_on_are_refused(model: Any) -> None:
     with pytest.raises(ValueError, match="no pairs to certify"):
         certify_model(model, [])
     other = object.__new__(type(model))
@@ -71,9 +68,8 @@ def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[
 
 
 def test_a_line_is_the_worst_finding_and_what_cannot_be_computed_fails_it(
-    tiny_model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
     pairs = short_pairs(model)
     errors = dict(zip(map(id, pairs), (1e-6, 3e-5, 2e-6, 1e-6), strict=True))
 
@@ -98,9 +94,8 @@ def test_a_line_is_the_worst_finding_and_what_cannot_be_computed_fails_it(
     assert found["reason"].tolist() == ["", "", "", "it broke", "never", ""]
 
 
-def test_lines_of_the_self_check_by_hand(tiny_model_dir: Callable[[str], Path]) -> None:
+def test_lines_of_the_self_check_by_hand(model: Any) -> None:
     """Logits are up to 4, so that 4e-3 is what a tolerance of 1e-3 allows; rows and outputs are shares already."""
-    model = loaded(tiny_model_dir("llama"), "bridge")
     figures: dict[str, Any] = {"logits_difference": 4e-3, "row_sum_error": 1e-3, "gap_difference": 3e-3}
     figures |= {"replay_difference": 2e-3, "output_error": 1e-4, "largest_logit": 4.0, "tolerance": 1e-3}
 
@@ -129,10 +124,7 @@ def test_lines_of_the_self_check_by_hand(tiny_model_dir: Callable[[str], Path]) 
     assert [each.tolerance for each in fine] == [1e-7, 1e-5, 1e-7, 1e-7, 1e-5] and fine[0].error == 4e-3
 
 
-def test_prompts_are_made_of_a_unit_that_is_one_token(
-    tiny_model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
+def test_prompts_are_made_of_a_unit_that_is_one_token(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificate, "UNITS", (" no single token of any vocabulary", "/"))
     first, second, behind = short_pairs(model, n=2)
     assert first.n_inserted == 12 and len(set(first.span_ids)) == 1 and first.span_sees_question is False

@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from models_under_test import planted_problems
+from models_under_test import QUIET, planted_problems
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
@@ -14,7 +14,6 @@ from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 
 THINKER, RECALLER, READER = Head(0, 6), Head(1, 5), Head(0, 3)
-QUIET: dict[str, Any] = {"progress": False}
 
 
 @lru_cache(maxsize=4)

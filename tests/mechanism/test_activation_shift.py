@@ -18,13 +18,9 @@ from mless_interp.prompts.token_classes import CLASSES, token_classes, token_tex
 
 
 @pytest.fixture(scope="module")
-def bridge(tiny_model_dir) -> Model:
-    return loaded(tiny_model_dir("qwen2"), "bridge")
-
-
-@pytest.fixture(scope="module")
-def found(bridge: Model) -> ActivationShift:
-    return activation_shift(bridge, pairs_for(bridge), contrasts=("content", "shift", "total"), progress=False)
+def found(tiny_model_dir: Any) -> ActivationShift:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    return activation_shift(model, pairs_for(model), contrasts=("content", "shift", "total"), progress=False)
 
 
 def gini(values: np.ndarray) -> float:
@@ -68,11 +64,10 @@ def thresholds(base: np.ndarray, c: float, q: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("architecture", "layer"), [("qwen2", 0), ("gemma3", 2)])
 def test_every_metric_agrees_with_numpy_on_hugging_face_s_own_activations(
-    architecture: str, layer: int, tiny_model_dir: Any
+    architecture: str, layer: int, tiny_model_dir: Any, model: Model
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = loaded(tiny_model_dir(architecture), "bridge")
     pairs = pairs_for(model)
     shift = activation_shift(model, pairs, layer=layer, contrasts=("total",), c=0.3, q=0.2, bins=20, progress=False)
     plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir(architecture), attn_implementation="eager").eval()
@@ -121,10 +116,10 @@ def test_content_and_shift_add_up_to_the_total(found: ActivationShift) -> None:
     assert np.abs(content[:, 0, :10]).max() > 1e-3 and np.abs(shift[:, 0, :10]).max() > 1e-3
 
 
-def test_without_a_tokenizer_there_are_no_classes(bridge: Model) -> None:
+def test_without_a_tokenizer_there_are_no_classes(model: Model) -> None:
     ids = [[5, 6, at + 3, 9, 9, 7] for at in range(3)]
     pairs = mi.pairs_from_ids(ids, [3, 4, 5], span=(3, 5))
-    plain = copy.copy(bridge)
+    plain = copy.copy(model)
     plain.tokenizer = None
     shift = activation_shift(plain, pairs, contrasts=["content"], progress=False)
     assert (shift.n_tokens == [4, 0, 0, 0, 0]).all() and np.isfinite(shift.of("mean")).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ONE_OF_EACH
-from models_under_test import loaded, pairs_for
+from models_under_test import pairs_for
 
 from mless_interp.mechanism import ARM
 from mless_interp.models.base import Model
@@ -119,8 +119,7 @@ POSTS = [site(layer, "mlp.hook_post") for layer in range(3)]
 
 
 @pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
-def test_edits_put_the_redistributed_gate_into_the_product(architecture: str, backend: str, tiny_model_dir) -> None:
-    model = loaded(tiny_model_dir(architecture), backend)
+def test_edits_put_the_redistributed_gate_into_the_product(backend: str, model: Model) -> None:
     inputs = pairs_for(model)[0].condition("inserted")
     arm = ARM(c=0.3, p1=99, layers=(0, 2))
     pre, linear = site(0, "mlp.hook_pre"), site(0, "mlp.hook_pre_linear")
@@ -139,22 +138,17 @@ def test_edits_put_the_redistributed_gate_into_the_product(architecture: str, ba
     assert all(torch.equal(after[name], plain[name]) for name in POSTS)  # nothing stays behind
 
 
-@pytest.fixture
-def bridge(tiny_model_dir) -> Model:
-    return loaded(tiny_model_dir("qwen2"), "bridge")
-
-
-def test_decode_steps_are_tensors_of_their_own(bridge: Model) -> None:
-    inputs = pairs_for(bridge)[0].condition("base")
+def test_decode_steps_are_tensors_of_their_own(model: Model) -> None:
+    inputs = pairs_for(model)[0].condition("base")
     n = inputs.n_tokens - 3
     arm = ARM(c=0.3, p1=99)
     captured = {site(0, "mlp.hook_pre"): None, site(0, "mlp.hook_pre_linear"): None}
-    seen = bridge.run(inputs.tokens, capture=captured).captured
+    seen = model.run(inputs.tokens, capture=captured).captured
     gate, linear = torch.nn.functional.silu(seen[site(0, "mlp.hook_pre")]), seen[site(0, "mlp.hook_pre_linear")]
 
     def post(arm: ARM, key: str | None = "x", **options: object) -> torch.Tensor:
-        edits = arm.edits(bridge, inputs, keys=key and [key], **options)
-        return bridge.run(inputs.tokens, edits=edits, capture={POSTS[0]: None}).captured[POSTS[0]][0]
+        edits = arm.edits(model, inputs, keys=key and [key], **options)
+        return model.run(inputs.tokens, edits=edits, capture={POSTS[0]: None}).captured[POSTS[0]][0]
 
     made = post(arm, n_prompt=n)
     parts = [arm.redistribute(gate[0, :n], generator=arm.generator("x"))]
@@ -168,8 +162,8 @@ def test_decode_steps_are_tensors_of_their_own(bridge: Model) -> None:
     only = ARM(c=0.3, p1=99, prefill_only=True)
     prefill = post(only, n_prompt=n)
     assert torch.equal(prefill[:n], made[:n]) and torch.equal(prefill[n:], (gate * linear)[0, n:])
-    assert only.edits(bridge, inputs, keys=["x"], step=2) == {}
+    assert only.edits(model, inputs, keys=["x"], step=2) == {}
     with pytest.raises(ValueError, match="layer 7 is out of range"):
-        ARM(c=0.1, p1=99, layers=(7,)).edits(bridge, inputs)
-    step = arm.edits(bridge, inputs.tokens[:, -1:], keys=["x"], step=3)[POSTS[0]]
+        ARM(c=0.1, p1=99, layers=(7,)).edits(model, inputs)
+    step = arm.edits(model, inputs.tokens[:, -1:], keys=["x"], step=3)[POSTS[0]]
     assert step is not None

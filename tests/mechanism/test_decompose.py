@@ -61,8 +61,7 @@ def test_first_layer_is_exact_and_deeper_ones_are_not(
 
 
 @pytest.mark.parametrize("architecture", ["gemma3"])
-def test_numbers_are_those_of_the_model_s_own_pattern(architecture: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir(architecture), "bridge")
+def test_numbers_are_those_of_the_model_s_own_pattern(model: Model) -> None:
     pair = pairs_for(model, n_tokens=9)[2]
     found = decompose_attention(model, [pair], progress=False)
     after = slice(pair.span[1], len(pair.inserted))

@@ -1,12 +1,10 @@
 """Scale only, bias only, both: what each does to activations and outcome, against whole runs edited by interventions."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from conftest import ONE_OF_EACH
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from models_under_test import pairs_for, planted_here, planted_pairs
 
 from mless_interp.core.heads import Head
 from mless_interp.mechanism import Mediation, mediate
@@ -23,10 +21,7 @@ ACTIVATIONS = ("near_zero_arm", "near_zero_quantile", "mean", "mean_absolute", "
 
 @pytest.mark.parametrize("contrast", ["content", "held"])
 @pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
-def test_in_the_first_layer_both_is_the_whole_change(
-    backend: str, architecture: str, contrast: str, tiny_model_dir: Any
-) -> None:
-    model = loaded(tiny_model_dir(architecture), backend)
+def test_in_the_first_layer_both_is_the_whole_change(backend: str, model: Model, contrast: str) -> None:
     found = mediate(model, pairs_for(model, n_tokens=9, count=2), contrast=contrast, progress=False)
     loose = {"near_zero_arm": 2e-4, "near_zero_quantile": 2e-4}  # one activation of 5000 may cross the threshold
     for reading in ACTIVATIONS:
@@ -56,9 +51,8 @@ def outcome_under(
 
 
 @pytest.mark.parametrize(("architecture", "layer"), [("qwen2", 0), ("gemma3", 0), ("llama", 1)])
-def test_arms_are_the_interventions_of_methods_6(architecture: str, layer: int, tiny_model_dir: Any) -> None:
+def test_arms_are_the_interventions_of_methods_6(model: Model, layer: int) -> None:
     """restore_scale leaves the bias; in layer 0 knockout_zero leaves the scale and knockout nothing; a z patch is a z patch."""
-    model = loaded(tiny_model_dir(architecture), "bridge")
     bare = pairs_for(model, n_tokens=9)[0]
     heads = [Head(layer, head) for head in (1, 2, 6)]
     taken = mediate(model, [bare], layer=layer, heads=heads, direction="denoising", progress=False)

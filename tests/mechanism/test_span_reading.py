@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import BACKENDS
-from models_under_test import loaded, pairs_for, planted_problems, without_stepper
+from models_under_test import QUIET, loaded, pairs_for, planted_problems, without_stepper
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
@@ -17,7 +17,6 @@ from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 
 THINKER, RECALLER = Head(1, 6), Head(2, 5)
-QUIET: dict[str, Any] = {"progress": False}
 ONE_SLASH = Insertion.text("he he he / he he", after="question")
 
 
@@ -94,8 +93,7 @@ def test_an_intermediate_that_is_no_answer_is_read_by_its_tag_or_a_function() ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
-def test_after_the_last_layer_the_lens_is_the_model(backend: str, architecture: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir(architecture), backend)
+def test_after_the_last_layer_the_lens_is_the_model(backend: str, model: Any) -> None:
     pairs = pairs_for(model, 13, after="question")
     found = mi.read_span(model, pairs, n_blocks=4, **QUIET)
     for at, pair in enumerate(pairs):
@@ -127,8 +125,7 @@ def test_what_cannot_be_read_is_told_before_anything_runs(monkeypatch: pytest.Mo
         mi.read_span(without_stepper(model), pairs, **QUIET)
 
 
-def test_tags_of_token_ids_are_ids(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_tags_of_token_ids_are_ids(model: Any) -> None:
     ids = [[5, 6, at + 3, 9, 9, 7] for at in range(4)]
     pairs = mi.pairs_from_ids(ids, [3, 4, 5, 6], span=(3, 5), tags={"carry": [8, 9, 8, 9]})
     found = mi.read_span(model, pairs, what="carry", **QUIET)

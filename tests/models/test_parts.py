@@ -81,8 +81,7 @@ def test_which_adapters_act_is_part_of_what_a_model_is(tmp_path: Path) -> None:
     assert model.identity["weights"] != on["weights"]
 
 
-def test_a_layer_whose_attention_adds_something_else_is_not_taken_for_its_weights(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_a_layer_whose_attention_adds_something_else_is_not_taken_for_its_weights(model: Any) -> None:
     hooked = model.hf_model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda part, given, made: made * 2)
     try:
         with pytest.warns(UserWarning, match="only whole passes obey"):
@@ -131,8 +130,7 @@ def finer(logits: torch.Tensor, dtype: torch.dtype) -> float:
 
 
 @pytest.mark.parametrize(("architecture", "dtype"), [("llama", "float16"), ("gemma3", "bfloat16")])
-def test_half_precision_does_not_round_logits(architecture: str, dtype: str, backend: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir(architecture), backend, dtype)
+def test_half_precision_does_not_round_logits(dtype: str, backend: str, model: Any) -> None:
     run = model.run(TOKENS, logits_at=[9, 12])
     recording = model.record(Inputs(TOKENS), start=8, logits_at="none")
     by_layers = model.replay(recording, 1, recording.z[1], logits_at=[9, 12])

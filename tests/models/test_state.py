@@ -9,15 +9,13 @@ import pytest
 import torch
 from architectures_under_test import random_model
 from conftest import BACKENDS, word_tokenizer
-from models_under_test import pairs_for, problems
+from models_under_test import QUIET, pairs_for, problems
 
 import mless_interp as mi
 from mless_interp.ground_truth.certificate import _self_check
 from mless_interp.models import memory
 from mless_interp.models.base import Model
 from mless_interp.models.checks import check_model
-
-QUIET: dict[str, Any] = {"progress": False}
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ONE_OF_EACH
-from models_under_test import loaded, pairs_for, problems, without_stepper
+from models_under_test import QUIET, loaded, pairs_for, problems, without_stepper
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
@@ -19,7 +19,6 @@ from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 
-QUIET: dict[str, Any] = {"progress": False}
 PLACES: dict[str, dict[str, Any]] = {
     "after": {"after": "question"},
     "index": {"at": 14},
@@ -65,19 +64,15 @@ def check_whole_passes(model: Model, pairs: tuple[PromptPair, ...], contrast: st
 
 @pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
 @pytest.mark.parametrize("sweep", BEFORE, ids=" ".join)
-def test_a_sweep_is_one_whole_forward_pass_per_head(
-    architecture: str, backend: str, sweep: tuple[str, str, str], tiny_model_dir: Any
-) -> None:
-    model = loaded(tiny_model_dir(architecture), backend)
+def test_a_sweep_is_one_whole_forward_pass_per_head(backend: str, model: Model, sweep: tuple[str, str, str]) -> None:
     check_whole_passes(model, pairs_for(model, count=1), *sweep)
 
 
 @PLACE
 @pytest.mark.parametrize("sweep", ANYWHERE, ids=" ".join)
 def test_a_sweep_anywhere_is_one_whole_forward_pass_per_head(
-    place: str, sweep: tuple[str, str, str], tiny_model_dir: Any
+    place: str, sweep: tuple[str, str, str], model: Model
 ) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
     check_whole_passes(model, pairs_at(model, place), *sweep)
 
 
@@ -85,9 +80,8 @@ def test_a_sweep_anywhere_is_one_whole_forward_pass_per_head(
 @pytest.mark.parametrize("contrast", ["content", "presence"])
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 def test_no_inserted_token_is_patched_where_it_changes_nothing(
-    contrast: str, direction: str, place: str, tiny_model_dir: Any
+    contrast: str, direction: str, place: str, model: Model
 ) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
     (pair,), heads = pairs_at(model, place, count=1), [Head(0, 1), Head(1, 6)]
     found = patch_heads(model, [pair], contrast=contrast, direction=direction, heads=heads, **QUIET)
     ends = (CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted)
@@ -107,8 +101,7 @@ def test_no_inserted_token_is_patched_where_it_changes_nothing(
 @pytest.mark.parametrize("way", ["replay", "forward"])
 @pytest.mark.parametrize("contrast", ["content", "computed"])
 @PLACE
-def test_closing_all_heads_is_the_clean_run(way: str, contrast: str, place: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_closing_all_heads_is_the_clean_run(way: str, contrast: str, place: str, model: Model) -> None:
     pairs = pairs_at(model, place)
     asked = prepare(model if way == "replay" else without_stepper(model), pairs)
     gates = torch.stack([torch.zeros(3, 8), torch.ones(3, 8)])

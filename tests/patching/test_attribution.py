@@ -22,10 +22,7 @@ from mless_interp.prompts.pairs import PromptPair
 
 @pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("float64", 1e-5)])
-def test_gate_gradients_add_up_to_the_total_effect(
-    architecture: str, backend: str, dtype: str, tolerance: float, tiny_model_dir: Any
-) -> None:
-    model = loaded(tiny_model_dir(architecture), backend, dtype)
+def test_gate_gradients_add_up_to_the_total_effect(tolerance: float, backend: str, model: Model) -> None:
     found = attribute_heads(model, pairs_for(model, count=1), steps=48, progress=False)
     total = found.inserted - found.masked
     assert np.abs(total).max() > 0.01
@@ -35,10 +32,7 @@ def test_gate_gradients_add_up_to_the_total_effect(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_closed_gate_is_the_exact_knockout_and_all_closed_the_masked_run(
-    architecture: str, backend: str, tiny_model_dir: Any
-) -> None:
-    model = loaded(tiny_model_dir(architecture), backend)
+def test_a_closed_gate_is_the_exact_knockout_and_all_closed_the_masked_run(backend: str, model: Model) -> None:
     bare = pairs_for(model, count=1)
     gated = Gated(model, bare[0])
     heads = [Head(0, 1), Head(1, 0), Head(2, 7)]
@@ -157,8 +151,7 @@ def test_problems_in_one_batch_are_attributed_as_alone(monkeypatch: Any) -> None
     assert sizes[:3] == [16, 8, 4] and by_z.scores == pytest.approx(together.scores, abs=1e-5)
 
 
-def test_a_model_or_a_place_without_gradients_is_refused(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_a_model_or_a_place_without_gradients_is_refused(model: Model) -> None:
     pairs = pairs_for(model, count=1)
     with pytest.raises(ModelError, match=r"cannot be continued layer by layer, which gradients need"):
         attribute_heads(without_stepper(model), pairs)

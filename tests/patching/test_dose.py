@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ARCHITECTURES, BACKENDS
-from models_under_test import loaded, problems
+from models_under_test import problems
 from small_results import doses
 
 from mless_interp.core.heads import Head
@@ -22,9 +22,8 @@ SLASHES = Insertion.meaningless(" /", 55)
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gemma3"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_held_slope_is_exactly_one_in_the_first_layer(architecture: str, backend: str, tiny_model_dir: Any) -> None:
+def test_held_slope_is_exactly_one_in_the_first_layer(backend: str, model: Any) -> None:
     """I12, for every head and problem, on every backend; under Gemma's window of 16 rows count that see every dose."""
-    model = loaded(tiny_model_dir(architecture), backend)
     found = dose_response(model, problems()[:2], SLASHES, doses=DOSES, progress=False)
     assert found.slopes("held") == pytest.approx(1, abs=1e-5)
     assert np.isfinite(found.slopes("inserted")).all()
@@ -34,8 +33,7 @@ def test_held_slope_is_exactly_one_in_the_first_layer(architecture: str, backend
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_log_odds_are_those_of_the_model_s_own_pattern(architecture: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir(architecture), "bridge")
+def test_log_odds_are_those_of_the_model_s_own_pattern(model: Any) -> None:
     found = dose_response(model, problems()[:1], SLASHES, doses=(2, 8), layer=1, progress=False)
     (pair,) = make_pairs(model, problems()[:1], Insertion.meaningless(" /", 8))
     pair = pair.answered()
@@ -45,8 +43,7 @@ def test_log_odds_are_those_of_the_model_s_own_pattern(architecture: str, tiny_m
     assert found.log_odds["inserted"][0, 1] == pytest.approx(np.asarray(mass.logit().mean(-1)), abs=1e-4)
 
 
-def test_outcomes_are_those_of_the_conditions(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_outcomes_are_those_of_the_conditions(model: Any) -> None:
     found = dose_response(model, problems(), SLASHES, doses=(3, 9), progress=False)
     pairs = make_pairs(model, problems(), Insertion.meaningless(" /", 9))
     content, total = (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ARCHITECTURES
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from models_under_test import pairs_for, planted_here, planted_pairs
 from small_results import knocked_out
 
 from mless_interp.core.heads import Head
@@ -25,8 +25,7 @@ def geometry(n_layers: int, n_heads: int) -> ModelInfo:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_is_one_forward_pass_with_the_knockout_in_all_these_heads(architecture: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir(architecture), "bridge")
+def test_it_is_one_forward_pass_with_the_knockout_in_all_these_heads(model: Any) -> None:
     pairs = pairs_for(model, count=2)
     heads = (Head(0, 1), Head(0, 6), Head(2, 3))
     made = joint_knockout(model, pairs, heads, n_random_sets=2, progress=False)

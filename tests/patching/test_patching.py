@@ -83,8 +83,7 @@ def test_what_rounding_alone_may_do_is_no_effect() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_sweep_measures_its_own_noise(dtype: str, backend: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), backend, dtype)
+def test_a_sweep_measures_its_own_noise(dtype: str, backend: str, model: Any) -> None:
     asked = [Head(1, 2), Head(2, 0), Head(2, 7)]
     found = patch_heads(model, pairs_for(model), heads=asked, progress=False)
     assert found.noise.shape == (3, 3) and np.isfinite(found.noise).all(), "layer 0 too: the whole run's rounding"
@@ -126,8 +125,7 @@ def test_heads_within_the_noise_have_no_rank() -> None:
         ({"pairs": "prepared"}, "were prepared for outcome 'kl' on .*, not for 'answer_logprob'"),
     ],
 )
-def test_wrong_requests_are_named(options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_wrong_requests_are_named(options: dict[str, Any], message: str, model: Any) -> None:
     pairs = pairs_for(model, count=1)
     match given := options.get("pairs", pairs):
         case "twice":

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from models_under_test import loaded, pairs_for, problems
+from models_under_test import pairs_for, problems
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
@@ -42,8 +42,7 @@ def doses(model: Model, pairs: Any, **given: Any) -> Any:
         (mi.decompose_attention, {"control": "words"}, "unknown control 'words'; choose one of random_sentence"),
     ],
 )
-def test_what_is_wrong_is_named(analysis: Any, options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_what_is_wrong_is_named(analysis: Any, options: dict[str, Any], message: str, model: Model) -> None:
     place = {"before": ("question",), "at": (2,)} if options.get("blocks") else {}
     given = {name: each for name, each in options.items() if name != "blocks"}
     with pytest.raises(ValueError, match=message):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models_under_test import loaded, pairs_for, problems
+from models_under_test import pairs_for, problems
 
 from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
@@ -19,11 +19,6 @@ from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.runtime.loop import RunOptions
 
 HEADS = (Head(0, 1), Head(1, 0), Head(1, 6), Head(2, 7))
-
-
-@pytest.fixture
-def model(tiny_model_dir: Any) -> Model:
-    return loaded(tiny_model_dir("qwen2"), "bridge")
 
 
 def alike(model: Model, outcome: str = "answer_logprob", count: int = 3, **place: Any) -> Prepared:
@@ -152,10 +147,10 @@ def test_a_pass_that_memory_does_not_hold_is_made_in_halves(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_edit_without_effect_is_exactly_none_and_half_precision_loses_the_common_rounding(
-    dtype: str, tiny_model_dir: Any
+    dtype: str, model: Model
 ) -> None:
     """Two rows that join a pass alike differ by nothing, whatever both are off."""
-    engine = Engine(alike(loaded(tiny_model_dir("qwen2"), "bridge", dtype)).runs((0, 1, 2)), Sweep.named(), 9)
+    engine = Engine(alike(model).runs((0, 1, 2)), Sweep.named(), 9)
     old, receiving = engine.receiving.z[1], engine.ends[:, 0]
     edits = [(1, old), (1, old + 1e-30), engine.head_edit(Head(1, 2))]
     values, noise = engine.outcomes(edits, print)

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import BACKENDS
-from models_under_test import loaded, planted_here, planted_problems, problems
+from models_under_test import QUIET, loaded, planted_here, planted_problems, problems
 
 from mless_interp.core.heads import Head
 from mless_interp.patching.transplant import partners_of, transplant_span
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
-
-QUIET: dict[str, Any] = {"progress": False}
-
 
 COMPUTES: dict[str, Any] = {"readers": (Head(0, 3),), "recalls": ((Head(1, 5), Head(0, 6)),)}
 ONLY_READ: dict[str, Any] = {"readers": (Head(0, 3),), "mediators": ()}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import qwen2_tokenizer, word_tokenizer
-from models_under_test import loaded, problems
+from models_under_test import problems
 from tokenizers_under_test import EACH_REAL, read_tokenizer
 
 import mless_interp as mi
@@ -169,8 +169,7 @@ UNEVEN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("insertion", [Insertion.repeat_question(), Insertion.from_key("hint")])
-def test_analyses_take_spans_of_several_lengths(insertion: Insertion, tiny_model_dir: Folder) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_analyses_take_spans_of_several_lengths(insertion: Insertion, model: Any) -> None:
     pairs = make_pairs(model, UNEVEN, insertion)
     own = [pair.n_inserted for pair in pairs]
     assert len(set(own)) == 3

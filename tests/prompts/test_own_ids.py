@@ -9,14 +9,13 @@ import pandas as pd
 import pytest
 import torch
 from conftest import needs_hooked_transformer
-from models_under_test import hooked, loaded, pairs_for
+from models_under_test import QUIET, hooked, pairs_for
 from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.prompts.own_ids import pairs_from_file
 
-QUIET: dict[str, Any] = {"progress": False}
 IDS = [[7, 1, 2, 3, 4], [7, 5, 6, 1, 4]]
 
 
@@ -52,8 +51,7 @@ def test_ids_that_a_model_lacks_are_named(ids: Any, answer: int, model: Any, wor
         mi.patch_heads(hooked(**model), mi.pairs_from_ids([ids], [answer], span=(1, 2)), **QUIET)
 
 
-def test_an_insertions_own_ids_give_its_numbers(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_an_insertions_own_ids_give_its_numbers(model: Any) -> None:
     made = pairs_for(model, 6, 3)
     own = mi.pairs_from_ids(
         [pair.inserted.ids + pair.answer_prefix_ids for pair in made],

@@ -15,15 +15,7 @@ from tokenizers_under_test import EACH_REAL, SLASHES, read_tokenizer, slash_pair
 import mless_interp as mi
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import (
-    CHAT_SYSTEM,
-    TEMPLATES,
-    Prompt,
-    Template,
-    build_prompt,
-    encode,
-    spells_special,
-)
+from mless_interp.prompts.prompt import CHAT_SYSTEM, TEMPLATES, Prompt, Template, build_prompt, encode, spells_special
 
 PROBLEM = Problem(id="p", question="How many apples ?", answer="3", system="reason step by step")
 words = lru_cache(word_tokenizer)

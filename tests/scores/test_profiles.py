@@ -52,8 +52,7 @@ def test_the_first_token_is_left_out_where_it_is_a_bos(tiny_model_dir: Any) -> N
         assert np.isnan(forced.received["base"][0][0, 0]) != undefined
 
 
-def test_only_inserted_tokens_are_shaded_also_in_several_blocks(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_only_inserted_tokens_are_shaded_also_in_several_blocks(model: Any) -> None:
     pairs = pairs_for(model, 8, before=("question",), at=(2,))
     found = attention_profile(model, pairs, heads=[Head(0, 1)], progress=False)
     assert found.shaded("inserted") == pairs[0].spans and len(pairs[0].spans) == 2

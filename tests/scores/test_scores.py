@@ -91,10 +91,7 @@ def test_the_methods_vectors_come_out_of_a_cache() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
-def test_streamed_metrics_equal_the_formulas_on_whole_patterns(
-    architecture: str, backend: str, tiny_model_dir: Any
-) -> None:
-    model = loaded(tiny_model_dir(architecture), backend)
+def test_streamed_metrics_equal_the_formulas_on_whole_patterns(backend: str, model: Model) -> None:
     (pair,) = pairs_for(model, count=1)
     span, n = pair.span_mask, len(pair.inserted)
     question, sink = torch.arange(n) >= pair.span[1], torch.arange(n) == 0
@@ -200,11 +197,10 @@ def test_gap_and_masked_conditions_are_one(tiny_model_dir: Any) -> None:
         np.testing.assert_allclose(scores.of(name), same, atol=2e-3 if name == "js_distance" else 1e-4)
 
 
-def test_a_function_of_ones_own_is_a_row_metric(tiny_model_dir: Any, tmp_path: Path) -> None:
+def test_a_function_of_ones_own_is_a_row_metric(model: Model, tmp_path: Path) -> None:
     def own(pattern: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
         return (pattern * span).sum(-1)
 
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
     mi.save(
         tmp_path / "kept", score_heads(model, pairs_for(model, count=2), metrics=[own, "span_mass"], progress=False)
     )
@@ -217,8 +213,7 @@ def test_a_function_of_ones_own_is_a_row_metric(tiny_model_dir: Any, tmp_path: P
         nothing.top("own")
 
 
-def test_chosen_heads_are_scored_and_the_rest_is_undefined(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_chosen_heads_are_scored_and_the_rest_is_undefined(model: Model) -> None:
     pairs = pairs_for(model, count=2)
     heads = [Head(0, 3), Head(2, 7)]
     some = score_heads(model, pairs, heads=heads, metrics="span_mass", progress=False)
@@ -235,8 +230,7 @@ def test_a_mean_of_what_is_infinite_once_is_infinite_and_has_no_interval() -> No
     assert np.isinf(table.loc["L1H1", "entropy"]) and np.isnan(table.loc["L1H1", "entropy_ci_low"])
 
 
-def test_a_span_at_the_start_moves_the_sink_and_says_so(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_a_span_at_the_start_moves_the_sink_and_says_so(model: Model) -> None:
     (pair,) = pairs_for(model, count=1, before="system")
     assert pair.span[0] == 0
     scores = score_heads(model, [pair], metrics=["sink_alpha", "collapse_relative", "retention"], progress=False)
@@ -258,8 +252,7 @@ def test_untrained_twins_stand_beside_the_model() -> None:
     assert top["label"].tolist() == ["L0H0", "L0H1"] and set(plain.summary()) <= set(top) and len(top.columns) == 12
 
 
-def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_without_it_too(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_without_it_too(model: Model) -> None:
     counted = ["recovery_latency", "recovered", "recovery_tau", "onset_step", "retention"]
     for place, blocks in (({}, 1), ({"before": ("question",), "at": (2,)}, 2)):
         pairs = pairs_for(model, count=1, **place)

@@ -3,13 +3,12 @@
 import base64
 import json
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browser import Browser, Page, browser
+from browser import Browser, Page
 from conftest import BACKENDS
 from models_under_test import loaded, pairs_for
 
@@ -29,12 +28,6 @@ window.drawn = () => [...document.querySelectorAll(".mless-chart > div:not([hidd
 """
 EXACT = 1e-4
 """Numbers travel with four decimals."""
-
-
-@pytest.fixture(scope="module")
-def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as running:
-        yield running
 
 
 def opened(chrome: Browser, path: Path) -> Page:
@@ -91,9 +84,8 @@ def test_what_is_drawn_is_the_pattern_without_with_and_their_difference(
 
 
 def test_of_many_heads_of_a_long_prompt_the_first_are_drawn_and_the_page_says_so(
-    tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+    model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
     pair, heads = pairs_for(model, n_tokens=55, count=1)[0], [mi.Head(0, head) for head in range(4)]
     charts = charts_of(mi.views.attention(model, pair, heads))
     assert [len(chart["values"]) for chart in charts] == [4, 4, 4] and sum(charts[1]["marked"]) == 1
@@ -105,8 +97,7 @@ def test_of_many_heads_of_a_long_prompt_the_first_are_drawn_and_the_page_says_so
     assert len(mi.views.attention(model, pair, heads).data["heads"]) == 1
 
 
-def test_what_is_read_is_the_pattern_with_its_texts_and_places(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
+def test_what_is_read_is_the_pattern_with_its_texts_and_places(model: Any) -> None:
     pair, heads = pairs_for(model, count=1)[0], ("L1H2", "L0H3", "L1H0")
     read = circuits.read_attention(model, pair, heads)
     assert (read.problem_id, read.insertion, read.n_inserted) == (pair.id, pair.insertion.label, pair.n_inserted)

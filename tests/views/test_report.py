@@ -1,7 +1,6 @@
 """The report page: what it says, and, in a headless browser, that it loads, sorts, draws and asks nobody."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from browser import Browser, Page, browser
+from browser import Browser, Page
 from models_under_test import loaded, pairs_for
 from small_results import located, patched
 
@@ -44,12 +43,6 @@ def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome:
     assert opened.run(seen) > 6
     assert opened.run("[...document.querySelectorAll('thead th')].every((th) => th.title)")
     assert "outlined: named" in opened.run("document.querySelector('.legend').textContent")
-
-
-@pytest.fixture(scope="module")
-def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
