@@ -15,7 +15,7 @@ from .. import statistics
 from ..answers import AccuracyResults, Treatment, evaluate_accuracy
 from ..answers.evaluate import check_answers
 from ..circuits.locate import locate_heads
-from ..circuits.located import LocatedHeads
+from ..circuits.located import LocatedHeads, by_kind
 from ..core.arguments import Arguments, check_count, checked, count_of, listed, nearest, one_of, several_of
 from ..core.heads import Head
 from ..models.base import Model
@@ -303,9 +303,9 @@ class StudyResult(Result):
                 row["span_mass_null"] = float(defined_mean(uniform.ravel()))
                 row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
             if located := self.located.get(name):
-                row["heads"] = _listed(located.found)
+                row["heads"] = by_kind(located.found, len(located.heads)) or "none"
                 if self.settings.get("n_fresh"):
-                    row["shown_again"] = _listed(located.confirmed)
+                    row["shown_again"] = by_kind(located.confirmed, len(located.heads)) or "none"
             rows.append(row)
         table = pd.DataFrame(rows)
         if self.answers is None:
@@ -367,12 +367,6 @@ class StudyResult(Result):
         does = f"What each insertion does: medians of effects in {self.unit}, and how many problems have that sign."
         each = ShownTable(self.effect_table(), "Each effect, and its sign test before and after Holm.")
         return Shown((ShownTable(table, does, columns), each))
-
-
-def _listed(heads: Mapping[Head, str]) -> str:
-    """Return heads by their kinds: L0H1, L0H2 (reader); L1H0 (mediator)."""
-    kinds = {kind: [str(head) for head, one in heads.items() if one == kind] for kind in heads.values()}
-    return "; ".join(f"{', '.join(names)} ({kind})" for kind, names in kinds.items()) or "none"
 
 
 @checked

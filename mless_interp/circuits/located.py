@@ -400,10 +400,10 @@ class LocatedHeads(Verdicts):
             {head: kind for head, kind, one in self.judged.found.each() if one == sense and kind != "specialist"}
             for sense in (1, -1)
         )
-        carry = f"{len(found)} {of} {'carries' if len(found) == 1 else 'carry'} {more}: {_by_kind(found)}"
+        carry = f"{len(found)} {of} {'carries' if len(found) == 1 else 'carry'} {more}: {by_kind(found)}"
         told = carry if found else f"none {of} is shown to carry {more}"
         if against:
-            told += f"; {len(against)} {'acts' if len(against) == 1 else 'act'} against it: {_by_kind(against)}"
+            told += f"; {len(against)} {'acts' if len(against) == 1 else 'act'} against it: {by_kind(against)}"
         if special := self.specialists:
             inside = ", ".join(f"{head} ({', '.join(strata)})" for head, strata in special.items())
             told += f"; {len(special)} {'more ' * bool(found or against)}only in strata of {s.get('by')}: {inside}"
@@ -485,10 +485,10 @@ class LocatedHeads(Verdicts):
         return Shown(tuple(tables), results.head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
 
 
-def _by_kind(found: Mapping[Head, str]) -> str:
-    """List heads by their kind."""
+def by_kind(found: Mapping[Head, str], at_most: int = 6) -> str:
+    """List heads by their kind: L0H1, L0H2 (reader); L1H0 (mediator)."""
     kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
-    return "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
+    return "; ".join(f"{listed(heads, at_most)} ({kind})" for kind, heads in kinds.items())
 
 
 def _on_a_page(found: Result, caption: str) -> ShownTable:
