@@ -24,6 +24,11 @@ def code_of(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def shortened(text: str, longest: int = 60) -> str:
+    """Return a text with its middle left out where it is too long for a title, a tick or a legend: "ab…ij"."""
+    return text if len(text) <= longest else f"{text[: longest // 2]}…{text[len(text) - (longest - 1) // 2 :]}"
+
+
 def short_name(name: str) -> str:
     """Return a model's name: of a whole path its last part."""
     path = PurePath(name)

@@ -25,7 +25,7 @@ from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.folders import savable
-from ..runtime.text_safety import visible
+from ..runtime.text_safety import shortened, visible
 from . import show_after_cell
 
 COLOURS = ("#B2182B", "#2166AC", "#F4E9A0")
@@ -268,16 +268,12 @@ def attention_view(read: PairAttention, *, max_span: int | None = 1, scale: floa
     numbers = []
     for (_, chart), at in zip(charts, below, strict=True):
         marked = zip(chart.texts, chart.inserted, strict=True)
-        tokens = [_cut(MARK + text.strip() if mark else text) for text, mark in marked]
+        tokens = [shortened(MARK + text.strip() if mark else text, 18) for text, mark in marked]
         cells = np.rint(chart.values[: len(heads), *at] * 10_000).astype(int)
         numbers.append({"tokens": tokens, "marked": chart.inserted.astype(int).tolist(), "values": cells.tolist()})
     packed = _packed(json.dumps(numbers, separators=(",", ":")).encode())
     names = [str(head) for head in heads]
     return View(title, body, {"heads": names, "scale": float(f"{scale:.4g}"), "colours": COLOURS, "charts": packed})
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 18 else f"{text[:9]}…{text[-8:]}"
 
 
 def _legend(what: str, scale: float, *, less: bool, inserted: bool) -> str:

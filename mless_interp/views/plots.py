@@ -29,7 +29,7 @@ from matplotlib.text import Text
 from ..core.arguments import Arguments
 from ..runtime.columns import column_of
 from ..runtime.results import Quantity, Result, place_of, turned
-from ..runtime.text_safety import code_of, one_line, short_name, visible
+from ..runtime.text_safety import code_of, one_line, short_name, shortened, visible
 from . import show_after_cell
 
 DIVERGING = "RdBu_r"
@@ -59,8 +59,6 @@ FILLED: Style = {"marker": "o", "color": LINES[0][0]}
 OPEN: Style = FILLED | {"markerfacecolor": "white"}
 LETTERS_PER_INCH = 15
 """Of a legend's size, with what stands before its words."""
-LONGEST_NAME = 60
-"""Letters of a name from outside in a title, at a tick, or in a legend."""
 LONGEST_LINE, MOST_LINES = 160, 12
 """Letters of a line and lines of any text that is drawn."""
 
@@ -108,11 +106,6 @@ def drawable(text: str) -> str:
 def _letter(letter: str) -> str:
     font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties(family=["sans-serif"])))
     return letter if letter.isascii() or font.get_char_index(ord(letter)) else code_of(letter)
-
-
-def shortened(name: str, longest: int = LONGEST_NAME) -> str:
-    """Return a name with its middle left out where it is too long: "ab…ij"."""
-    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[len(name) - (longest - 1) // 2 :]}"
 
 
 def panel(width: float, height: float) -> tuple[Picture, Axes]:
