@@ -96,7 +96,6 @@ def _treatment(options: Options, name: str) -> "Treatment":
 
 
 def present(kept: Kept) -> Presented:
-    """Make the tables, every answer, the bars, and the page."""
     from .. import views
 
     found = kept.results["AccuracyResults"]

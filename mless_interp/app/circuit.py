@@ -97,7 +97,6 @@ DRAWN = {
 
 
 def present(kept: Kept) -> Presented:
-    """Make a table and a picture of each part, and the page that tells them in order."""
     from .. import views
 
     circuit = kept.results["Circuit"]

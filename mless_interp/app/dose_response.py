@@ -43,7 +43,6 @@ def compute(options: Options) -> Computed:
 
 
 def present(kept: Kept) -> Presented:
-    """Make the tables, the picture, and the page."""
     found = kept.results["DoseResponse"]
     what = f"attention in layer {found.layer} (zero-based) and {kept.options['outcome']}"
     asked = f"How do {what} depend on how many tokens are inserted ({kept.options['doses']})?"

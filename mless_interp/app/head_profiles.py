@@ -58,7 +58,6 @@ def compute(options: Options) -> Computed:
 
 
 def present(kept: Kept) -> Presented:
-    """Make the tables, the profile, the map, and the page."""
     from .. import views
 
     found, profile = kept.results["HeadScores"], kept.results["AttentionProfile"]

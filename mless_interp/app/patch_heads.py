@@ -134,7 +134,6 @@ def _short(answered: "AccuracyResults") -> object:
 
 
 def present(kept: Kept) -> Presented:
-    """Make the tables, the head map, the attention of the best heads, and the page."""
     from .. import views
     from ..views.circuitsvis import attention_view
 

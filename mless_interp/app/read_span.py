@@ -31,7 +31,6 @@ def compute(options: Options) -> Computed:
 
 
 def present(kept: Kept) -> Presented:
-    """Make the table, the map, and the page."""
     found = kept.results["SpanReadings"]
     asked, picture = f"Can the {found.what} be read at the inserted positions?", found.plot()
     caption = "Share of pairs of problems whose own tokens are read better than exchanged ones; half is chance."

@@ -120,7 +120,6 @@ def _questions(options: Options, directory: str | None) -> tuple[Problem, ...]:
 
 
 def present(kept: Kept) -> Presented:
-    """Make the figure in the paper's arrangement, its numbers, the claims, and the page."""
     import pandas as pd
 
     from .. import views

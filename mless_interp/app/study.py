@@ -71,7 +71,6 @@ def compute(options: Options) -> Computed:
 
 
 def present(kept: Kept) -> Presented:
-    """Make the tables, the picture, and the page."""
     found = kept.results["StudyResult"]
     picture = found.plot()
 
