@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..core.arguments import check_count, checked
+from ..core.arguments import Arguments, check_count, checked
 from ..core.heads import Head
 from ..patching.prepared import Settings
 from ..prompts.problems import Problem
@@ -177,21 +177,10 @@ def planted_model(
         raise ValueError(f"n_heads must be a multiple of n_key_value_heads, got {n_heads} and {n_key_value_heads}")
     if sign not in (1, -1):
         raise ValueError(f"sign must be 1 (the span helps the answer) or -1 (it hurts), got {sign}")
-    roles = Roles.fill(
-        readers=readers,
-        mediators=mediators,
-        decoys=decoys,
-        copier=copier,
-        n_layers=n_layers,
-        conditional=conditional,
-        against=against,
-        relayed=relayed,
-        recalls=recalls,
-        reads_from=reads_from,
-        combine=combine,
-        n_heads=n_heads,
-        null=null,
-    )
+    asked: Arguments = {"readers": readers, "mediators": mediators, "decoys": decoys, "copier": copier}
+    asked |= {"conditional": conditional, "against": against, "relayed": relayed, "recalls": recalls}
+    asked |= {"reads_from": reads_from, "combine": combine}
+    roles = Roles.fill(n_layers=n_layers, n_heads=n_heads, null=null, **asked)
     shares, gains = shares_and_gains(roles, seed)
     vocabulary = draw_vocabulary(seed)
     strengths = _read_strengths(reads, vocabulary)

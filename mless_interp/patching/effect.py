@@ -348,7 +348,7 @@ def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> lis
     return [f"{carry} ({listed(ids[at] for at in few.problems)}); without them {mean}."]
 
 
-def share_words(row: Mapping[str, Any] | pd.Series, column: str = "share") -> str:
+def share_words(row: Mapping[str, Any] | pd.Series) -> str:
     """Write a share with its limits in percent, from a row of a summary: `31 % [28, 34]`."""
-    limits = limits_of(row[f"{column}_ci_low"], row[f"{column}_ci_high"], "z.0f", scale=100)
-    return f"{100 * row[column]:z.0f} %{limits}"
+    limits = limits_of(row["share_ci_low"], row["share_ci_high"], "z.0f", scale=100)
+    return f"{100 * row['share']:z.0f} %{limits}"

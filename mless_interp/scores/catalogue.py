@@ -175,10 +175,6 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor], rows: Rows) -> Tensor
     return found
 
 
-def _recovery_fraction(p: Profile) -> Tensor:
-    return recovery.recovery_fraction(p.relative, before=p.layout.before, span=p.span, after=p.layout.question)
-
-
 PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
     "span": lambda values, s: segment_mean(values, s.span),
     "span_first": lambda values, s: received.first_of(values, s.span),
@@ -264,7 +260,9 @@ PROFILES: Formulas = {
     "recovery_ratio_raw": lambda p: recovery.recovery_ratio(
         p.received, before=p.layout.before, after=p.layout.question
     ),
-    "recovery_fraction": _recovery_fraction,
+    "recovery_fraction": lambda p: recovery.recovery_fraction(
+        p.relative, before=p.layout.before, span=p.span, after=p.layout.question
+    ),
 }
 PAIRED: Formulas = {
     "retention": partial(_kept_by, lambda p: torch.ones_like(p.layout.shared_question)),
