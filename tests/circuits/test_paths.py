@@ -25,6 +25,7 @@ EDGES = (
 PARALLEL = ("GPT-NeoX (Pythia)", "Falcon 7B", "Falcon 40B")
 FAST = (("Llama", "bridge"), ("GPT-NeoX (Pythia)", "bridge"))
 SLOW = [("GPT-2", "hooked_transformer"), ("Gemma 2", "bridge"), ("Falcon 40B", "nnsight"), ("GPT-OSS", "nnsight")]
+model = pytest.fixture(lambda: loaded(folder_of("Llama"), "bridge"))
 
 
 def as_by_hand(found: mi.PathEffects, row: int, hand: ByHand, *, sign: int = 1, parallel: bool = False) -> None:
@@ -51,8 +52,7 @@ def test_edges_are_those_of_two_whole_passes_each(name: str, backend: str) -> No
 @pytest.mark.parametrize(
     "contrast", ["computed", *(pytest.param(c, marks=pytest.mark.slow) for c in ("content", "presence"))]
 )
-def test_edges_of_spans_anywhere_are_those_of_two_whole_passes_each(contrast: str) -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_edges_of_spans_anywhere_are_those_of_two_whole_passes_each(contrast: str, model: mi.Model) -> None:
     insertion = Insertion.meaningless(" /", 12, before="question", after="question", at=12)
     (pair,) = make_pairs(model, problems()[:1], insertion)
     edges = ["L0H1 -> L1H2 q", "L0H1 -> L1H2 k", "L0H1 -> L2H7", "L0H6 -> MLP1", "MLP0 -> L2H3 v", "MLP1 -> logits"]
@@ -86,8 +86,7 @@ def test_both_ways_of_a_head_are_those_of_whole_passes(name: str) -> None:
     assert (last < 1e-5) == (name == PARALLEL[0])  # else the layer's own MLP still reads it
 
 
-def test_edges_among_parts_are_all_that_can_be() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_edges_among_parts_are_all_that_can_be(model: mi.Model) -> None:
     pairs, heads = pairs_for(model, count=1), ["L0H1", "L1H2"]
 
     def among(**options: Any) -> list[str]:
@@ -143,8 +142,7 @@ def test_exactly_the_planted_edges_come_back(name: str) -> None:
         ({"heads": ["L0H0", "L1H1"], "mlps": "some"}, "unknown mlps"),
     ],
 )
-def test_wrong_edges_are_refused_before_anything_runs(options: dict[str, Any], words: str) -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_wrong_edges_are_refused_before_anything_runs(options: dict[str, Any], words: str, model: mi.Model) -> None:
     with pytest.raises(ValueError, match=words):
         trace_paths(model, pairs_for(model, count=1), **options)
 
@@ -193,8 +191,7 @@ def test_a_model_without_mlps_has_no_cells_of_them() -> None:
         mi.trace_paths(model, pairs, edges=["L0H0 -> MLP0"], **options)
 
 
-def test_models_whose_parts_cannot_be_read_are_refused() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_models_whose_parts_cannot_be_read_are_refused(model: mi.Model) -> None:
     pairs = pairs_for(model, count=1)
     with pytest.raises(mi.ModelError, match="layer by layer"):
         trace_paths(without_stepper(model), pairs, ["L0H0", "L1H1"])
@@ -215,8 +212,7 @@ def with_controls(model: mi.Model, **place: Any) -> tuple[tuple[PromptPair, ...]
     return one, other
 
 
-def test_edges_beside_a_control_are_those_of_two_whole_passes_each() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_edges_beside_a_control_are_those_of_two_whole_passes_each(model: mi.Model) -> None:
     pairs, controls = with_controls(model, after="question")
     found = mi.trace_paths(model, pairs, edges=BESIDE_EDGES, control=controls, progress=False)
     back = mi.trace_paths(model, controls, edges=BESIDE_EDGES, control=pairs, direction="noising", progress=False)
@@ -228,8 +224,7 @@ def test_edges_beside_a_control_are_those_of_two_whole_passes_each() -> None:
 
 
 @pytest.mark.parametrize("direction", BOTH_WAYS)
-def test_the_tokens_themselves_carry_everything_and_the_question_nothing(direction: str) -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_the_tokens_themselves_carry_everything_and_the_question_nothing(direction: str, model: mi.Model) -> None:
     pairs, controls = with_controls(model)
     options: dict[str, Any] = {"sites": ("resid_pre", "resid_post"), "n_rows": 2, "direction": direction}
     found = mi.patch_sites(model, pairs, control=controls, **options, progress=False)
@@ -274,8 +269,7 @@ def test_pairs_of_token_ids_stand_beside_others_of_the_same_tokens() -> None:
         mi.direct_effects(hooked(), pairs, control=wrong, **options)
 
 
-def test_controls_that_are_none_are_refused() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_controls_that_are_none_are_refused(model: mi.Model) -> None:
     pairs, controls = with_controls(model)
     heads = ["L0H1", "L1H2"]
     for options, words in (

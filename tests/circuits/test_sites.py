@@ -15,6 +15,7 @@ import mless_interp as mi
 from mless_interp.models.sites import site
 
 SITES = ("resid_pre", "attn_out", "mlp_out", "resid_post")
+model = pytest.fixture(lambda: loaded(folder_of("Llama"), "bridge"))
 
 
 def by_hand(hand: ByHand, kind: str, layer: int, rows: list[int]) -> float:
@@ -40,8 +41,9 @@ def test_a_site_is_that_of_a_whole_pass(name: str) -> None:
 
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 @pytest.mark.parametrize("contrast", ["content", "total"])
-def test_the_first_stream_carries_nothing_and_the_last_one_everything(direction: str, contrast: str) -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_the_first_stream_carries_nothing_and_the_last_one_everything(
+    direction: str, contrast: str, model: mi.Model
+) -> None:
     options = {"sites": SITES, "n_rows": 2, "contrast": contrast, "direction": direction, "progress": False}
     found = mi.patch_sites(model, pairs_for(model), **options)
     whole = found.positions.index("all")
@@ -53,8 +55,7 @@ def test_the_first_stream_carries_nothing_and_the_last_one_everything(direction:
 
 
 @pytest.mark.parametrize("direction", ["denoising", pytest.param("noising", marks=pytest.mark.slow)])
-def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_a_span_that_computes_has_sites_of_its_own(direction: str, model: mi.Model) -> None:
     (pair,) = pairs_for(model, 5, 1, before="question", after="question", at=12)
     options = {"sites": SITES, "n_rows": 3, "contrast": "computed", "direction": direction, "progress": False}
     found = mi.patch_sites(model, [pair], **options)
@@ -72,8 +73,7 @@ def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
     assert np.abs(found.total).min() > 1e-3
 
 
-def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_questions_of_different_length_are_aligned_from_both_ends(model: mi.Model) -> None:
     pairs, options = pairs_for(model), {"sites": ["resid_post"], "progress": False}
     lengths = [pair.answered("answer").n_after - len(pair.answer_ids) for pair in pairs]
     n_rows = min(lengths) // 2 + 1
@@ -106,8 +106,7 @@ def test_all_rows_are_the_sweep_and_the_whole_span_is_the_knockout(name: str, ba
     assert np.abs(at_place["span block 1"] - at_place["span block 2"]).max() > 1e-5
 
 
-def test_blocks_are_parts_of_the_span() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_blocks_are_parts_of_the_span(model: mi.Model) -> None:
     (pair,) = pairs_for(model, count=1, n_tokens=3)
     found = mi.map_positions(model, [pair], ["L0H1"], n_rows=1, n_blocks=5, progress=False)
     values = dict(zip(found.places, found.values[0], strict=True))
@@ -143,8 +142,7 @@ def test_where_nothing_is_inserted_a_token_is_named_by_its_position() -> None:
     assert both.positions == ("position 0", "position 1", "position -2", "position -1", "all")
 
 
-def test_wrong_sites_are_refused() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
+def test_wrong_sites_are_refused(model: mi.Model) -> None:
     pairs = pairs_for(model, count=1)
     for analysis, options, words in (
         (mi.patch_sites, {"sites": ["resid_mid"]}, "resid_mid"),
