@@ -67,7 +67,12 @@ def planned(model: str, what: str, n: int) -> dict[str, Any]:
     """What the plan says."""
 
     found = mi.plan_run(
-        model, *asked(model, n, mi.models.load.tokenizer_of_model(model)), what=what, attention="sdpa", **HOW
+        model,
+        *asked(model, n, mi.models.load.tokenizer_of_model(model)),
+        what=what,
+        n_fresh=n // 2 * (what == "circuit"),
+        attention="sdpa",
+        **HOW,
     )
     return found.to_dict()
 

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 import typer
 
 import mless_interp as mi
+from mless_interp.answers.decoding import Request
+from mless_interp.answers.engines import generate_completions
 
 app = typer.Typer(add_completion=False)
 
@@ -70,9 +72,9 @@ def samples(model: Any, count: int, n_tokens: int, *, temperature: float, seed: 
     begin = model.tokenizer.bos_token_id
     if begin is None:
         raise typer.BadParameter("this tokenizer has no beginning-of-sequence token to sample from: give --texts")
-    requests = [mi.answers.decoding.Request((begin,), f"text-{at}") for at in range(count)]
+    requests = [Request((begin,), f"text-{at}") for at in range(count)]
     options = {"max_new_tokens": n_tokens, "temperature": temperature, "seed": seed}
-    made = mi.answers.engines.generate_completions(model, requests, **options)
+    made = generate_completions(model, requests, **options)
     return [model.tokenizer.decode(made[request.key].tokens, skip_special_tokens=True).strip() for request in requests]
 
 

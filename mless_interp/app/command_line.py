@@ -118,7 +118,8 @@ SHARED = {
     "limit": option(None, "Number of problems, from the first on.", min=1),
     "n_tokens": option(None, "Length of the insertion in tokens. [default: 55; text and ids: as given]", min=1),
     "place": option(
-        None, "before- or after-SEGMENT (question, system, template, bos), at-INDEX; several share tokens."
+        None,
+        "before- or after-SEGMENT (question, system, template, bos), before-answer, at-INDEX; several share tokens.",
     ),
     "layers": option(None, "Only these layers, zero-based: 0,2-4."),
     "heads": option(None, "Only these heads, zero-based LAYER:HEAD: 0:13,0:21."),

@@ -14,6 +14,7 @@ from typer import Argument, Option
 from ..prompts.problems import load_problems
 from ..runtime.text_safety import WIDTH, one_line
 from . import command_line as line
+from .circuit import N_CONFIRM
 from .run_folder import MOST_LINES, Kept, Presented, check_run, read, write
 
 NOT_PLANNED = set("tf32 device_map max_memory offload_folder quantization_config".split())
@@ -73,6 +74,7 @@ class Planning(line.Inserting):
         "locate", "sweep, locate, profiles, mechanism, accuracy or circuit.", metavar="WHAT"
     )
     limit: int | None = line.option(None, "Number of problems. [default: the analysis' own]", min=1)  # type: ignore[assignment]
+    confirm: int | None = line.option(None, "locate, circuit: fresh problems. [default: the analysis' own]", min=0)
     outcome: str = "answer_logprob"
     backend: str | None = line.option(None, "[default: what suits the size]", of="backends")  # type: ignore[assignment]
     dtype: line.Dtype | None = line.option(None, "[default: float32 if it fits]")  # type: ignore[assignment]
@@ -89,14 +91,17 @@ def plan(options: Planning) -> None:
     Where the weights are here, a few problems are run and timed; elsewhere operations are counted from config.json.
     """
     wanted = options.limit or line.LIMITS.get(options.what, line.Asking.limit)
-    questions = replace(options, limit=2 * wanted if options.what == "circuit" else wanted).questions()
+    fresh = N_CONFIRM * (options.what == "circuit") if options.confirm is None else options.confirm
+    if fresh and options.what not in ("locate", "circuit"):
+        raise ValueError(f"--confirm goes with locate and circuit, not with {options.what}")
+    questions = replace(options, limit=wanted + fresh).questions()
     from accelerate.utils import convert_file_size_to_int
 
     from .planned import plan_run
 
     given = options.chosen(*"what template outcome max_new_tokens backend dtype device attention tflops".split())
     memory = None if options.memory is None else convert_file_size_to_int(options.memory)
-    found = plan_run(options.model, questions, options.filler(), memory=memory, **given)
+    found = plan_run(options.model, questions, options.filler(), memory=memory, n_fresh=fresh, **given)
     line.tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
 
 

@@ -108,11 +108,14 @@ def compute(options: Options) -> Computed:
 def answers_come_back(found: "AccuracyResults") -> list[str]:
     """Say how many answers are right, whether they come back where the named heads are cut off from the insertion, and whether
     more than with random sets."""
-    none, inserted, *cut = found.treatments
+    _, _, *cut = found.treatments
     if not cut:
         return ["No head that reads is named, so none is cut off from the insertion."]
     right = [100 * float(share) for share in found.accuracy().estimate]
-    told = [f"{name} {share:.1f} %" for name, share in zip((none, inserted, cut[0]), right, strict=False)]
+    told = [
+        f"{name} {share:.1f} %"
+        for name, share in zip(("without the insertion", "with it", cut[0]), right, strict=False)
+    ]
     made = {"the insertion": next(each for each in found.compare_all().comparisons if each.second == cut[0])}
     if random := right[3:]:
         several = f"random sets {min(random):.1f} to {max(random):.1f} %"

@@ -131,6 +131,7 @@ def plan_run(
     memory: int | None = None,
     tflops: float | int | None = None,
     max_new_tokens: int | None = None,
+    n_fresh: int = 0,
 ) -> Plan:
     """Estimate a run's seconds and memory before it is started.
 
@@ -141,7 +142,8 @@ def plan_run(
     problems : with the `insertion` and the `template`, or pairs that are made already.
     what : "sweep" (one exact sweep of all heads), "locate" (exact sweeps and controls), "profiles", "mechanism", "accuracy"
         (without insertion and with it, answers of up to `max_new_tokens`, default as long as the longest solution), or
-        "circuit" (the first half of the problems names heads, the other half is fresh).
+        "circuit".
+    n_fresh : how many of the problems, of "locate" or "circuit", test what the others name.
     backend, dtype, device, attention : as `load_model` takes them; None: chosen here.
     memory, tflops : bytes, and 10^12 operations a second, of a GPU that is not here; both together.
     """
@@ -178,7 +180,9 @@ def plan_run(
         attention = "sdpa" if backend == "nnsight" and what != "mechanism" else "eager"
     if attention != "eager" and backend != "nnsight":
         raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
-    work = _Work(shape, what, read, pairs, template, new, places, tflops)
+    if not 0 <= n_fresh < len(pairs):
+        raise ValueError(f"n_fresh must leave problems that name heads: 0 to {len(pairs) - 1}, got {n_fresh}")
+    work = _Work(shape, what, read, pairs, template, new, places, tflops, n_fresh)
     for one in [dtype] if dtype else ["bfloat16"] if shape.bits else ["float32", "bfloat16"]:
         chosen = {"backend": backend, "dtype": one, "device": device, "attention": attention}
         sizes = len(pairs), shape.n_parameters, (min(lengths), max(lengths))
@@ -202,6 +206,7 @@ class _Work:
     new_tokens: int
     places: Mapping[str, float]
     tflops: float | int | None
+    n_fresh: int
 
     @property
     def batch(self) -> int:
@@ -275,16 +280,17 @@ class _Work:
         sweep = n * extrapolated(swept, model.info.n_heads)
         if self.what == "sweep":
             return parts | {"an exact sweep of all heads": sweep}
-        four = (0.5 if self.what == "circuit" else 1.0) * 4 * sweep  # of a circuit half of the problems are fresh
-        parts |= {"4 exact sweeps of all heads": four, "controls, about as much": four}
+        four, tested = 4 * sweep / n, self.n_fresh or n
+        named = n - self.n_fresh
+        parts |= {"4 exact sweeps of all heads": named * four, "controls, about as much": tested * four}
         if self.what == "circuit":
             some_heads = heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED]
             wanted = ["direct", "edges", "sites", "positions", "writes"]
             traced = partial(trace_circuit, heads=some_heads, parts=wanted, mlps="all", outcome=self.outcome.name)
-            parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = spent(n // 2, traced)
+            parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = spent(tested, traced)
             gates, how = gate_row(some_heads, model.info)[None], {"label": "sets", "settings": {}, "options": quiet}
             sets = extrapolated(lambda count: gated_outcomes(one, torch.cat([gates] * count), **how), N_SETS)
-            parts["sets of heads"] = n // 2 * sets
+            parts["sets of heads"] = tested * sets
         return parts
 
     def counted(self, chosen: Mapping[str, str]) -> dict[str, float]:

@@ -127,8 +127,8 @@ def _keep_and_show(asked: line.Saving, name: str, computed: Computed, present: C
     try:
         first, *others = computed.results.values()
         notes = [words for note in computed.notes for words in textwrap.wrap(one_line(note), WIDTH)]
-        more = (textwrap.shorten(one_line(each.headline()), WIDTH, placeholder=" ...") for each in others)
-        line.tell("\n".join([*first.lines(), *notes, *more][:MOST_LINES]))
+        more = [textwrap.shorten(one_line(each.headline()), WIDTH, placeholder=" ...") for each in others]
+        line.tell("\n".join([*first.lines(), *(notes or more)][:MOST_LINES]))
         del computed  # the model goes before pictures are drawn
         asked.say("drawing pictures and writing tables ...")
         _finish(asked, present, report=asked.report)

@@ -291,7 +291,9 @@ class HeadWrites(Result):
         words = []
         for head in self.heads[:3]:
             up, looks = self.of(head)[0], self.of(head, LOOKS)[0]
-            words.append(f"{head} promotes {_few(up, 3) or 'nothing'} and attends to {_few(looks, 2) or 'nothing'}")
+            words.append(
+                f"{head} promotes {_few(up, 3) or 'nothing'} and prefers the keys of {_few(looks, 2) or 'nothing'}"
+            )
         more = f"; {count_of(len(self.heads) - 3, 'more head')}" * (len(self.heads) > 3)
         size = np.fmax.reduce(np.abs(self.means[:3, KINDS.index("change")]), axis=None)
         most = "" if np.isnan(size) else f"largest change {size:.2g} {UNITS['change']}; "

@@ -109,7 +109,7 @@ class Verdicts(Measured):
         return f"counts: problems with more than the smallest effect, {self.judged.effect.delta_words(self.unit)}"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per measure (`judge.MEASURES`), problem and head."""
+        """Return one tidy row per measure (`judge.MEASURES`), problem and head; below 0 lowers the outcome."""
         return results.rows_per_head(self.problem_ids, self.heads, self.values)
 
     def control_table(self) -> pd.DataFrame:
@@ -239,8 +239,9 @@ class Confirmation(Verdicts):
 
     def in_short(self) -> str:
         """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
-        sure, fresh = list(compress(self.heads, self.confirmed)), count_of(len(self.problem_ids), "fresh problem")
-        told = f"on {fresh} {listed(sure) or 'none'} {'is' if len(sure) < 2 else 'are'} confirmed"
+        sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
+        fresh, failed = count_of(len(self.problem_ids), "fresh problem"), f" ({listed(lost)} not)" * bool(sure and lost)
+        told = f"on {fresh} {listed(sure) or 'none'} {'is' if len(sure) < 2 else 'are'} confirmed{failed}"
         if not sure or "random_size_removed" not in self.controls:
             return told + ", specificity not tested" * bool(sure)
         which = [head for head in sure if head in self.specific]
@@ -444,7 +445,7 @@ class LocatedHeads(Verdicts):
         """Return how often a head must act to be found, from the binomial alone, never from what was observed."""
         n, n_heads = self.judged.effect.n, len(self.heads)
         least = 100 * self.judged.effect.detectable(PER_HEAD * n_heads)
-        found = f"one of {n_heads} heads is found 80 % of the time where it acts in {least:.0f} % of all problems"
+        found = f"one of {n_heads} heads that acts in {least:.0f} % of all problems is found 80 % of the time"
         return [] if np.isnan(least) else [f"Power: with {n} problems, {found}."]
 
     def _named_words(self) -> list[str]:
@@ -468,8 +469,10 @@ class LocatedHeads(Verdicts):
         return _known(self.table().head(len(self.found) or 3 * self.established), names, verdict="kind")
 
     def shown(self) -> Shown:
-        how = f"Tested heads, named ones first, then by the larger side; {self._counted}."
-        made, tables = self.confirmation, [_on_a_page(self, how)]
+        made = self.confirmation
+        on = "" if made is None else " on the problems that named them (of chosen heads too large; on fresh ones below)"
+        how = f"Tested heads{on}, named ones first, then by the larger side; {self._counted}."
+        tables = [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"
             tables.append(ShownTable(strata, f"{of}; p: Holm over heads, sides, senses, strata and all problems."))
@@ -494,7 +497,8 @@ def by_kind(found: Mapping[Head, str], at_most: int = 6) -> str:
 def _on_a_page(found: Result, caption: str) -> ShownTable:
     """Return its table, of which a page shows the columns that are reported."""
     table = found.table()
-    columns = [name for name in found.reported if name in table and name not in ("layer", "head")]
+    some = table.dropna(axis=1, how="all")
+    columns = [name for name in found.reported if name.removesuffix("_n") in some and name not in ("layer", "head")]
     return ShownTable(table, caption, columns)
 
 

@@ -174,9 +174,11 @@ class Effect:
         return f"{total}: {median}, sign test p = {self.p:.2g} over {n}, mean {defined_mean(self.total):+.4f}."
 
     def delta_words(self, unit: str) -> str:
-        of = f"{100 * self.smallest_effect:.3g} % of the upper limit of the median total"
-        rounded = self.delta > self.smallest_effect * self._limits[1]
-        return f"{self.delta:.3g} {unit}, {'which rounding may reach' if rounded else of}"
+        if np.isnan(self.delta):
+            return "undefined without an established effect"
+        share, limit, confidence = self.smallest_effect, self._limits[1], 1 - OF_THE_LIMIT * self.alpha
+        of = f"{100 * share:.3g} % of {limit:.3g}, the one-sided {100 * confidence:.4g} % limit of the median total"
+        return f"{self.delta:.3g} {unit}, {'which rounding may reach' if self.delta > share * limit else of}"
 
 
 class Parts(Measured):

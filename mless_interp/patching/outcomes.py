@@ -41,8 +41,8 @@ class Outcome:
         if info.n_classes is None:
             grown = pair.answered(self.appended, unfed=int(pair.given))
             over = len(grown.inserted) - info.context_length
-            if min(reads := self.reads(grown), default=0) < 1:
-                what = "positions counted from the end (1: the last)"
+            if not 1 <= min(reads := self.reads(grown), default=0) <= len(grown.inserted) - grown.span[0]:
+                what = "positions from the insertion on, counted from the end (1: the last),"
                 raise ValueError(f"the outcome {self.name!r} must read {what} of problem {pair.id!r}, got {reads}")
             return grown if over <= 0 else pair.answered(self.appended, unfed=min(over, min(reads) - 1))
         given = {"answer": pair.answer_ids, "solution": pair.solution_ids, "distractor": pair.distractor_ids}

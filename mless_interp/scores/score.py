@@ -135,8 +135,8 @@ class HeadScores(results.Result):
         return (known > 0.5).sum(0), (~np.isnan(known)).sum(0)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
-        """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric: what `summary` shows of
-        them, this metric first."""
+        """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric under `condition` (None:
+        "inserted", or the only one): what `summary` shows of them, this metric first."""
         if np.isnan(self.of(metric, condition)).all():
             raise ValueError(
                 f"{metric} is undefined in every problem: what it compares (tokens before the span, rows) is not there"
