@@ -196,7 +196,7 @@ SEQUENCES = (Iterable, Sequence, list)
 def _fitted(value: object, wanted: Any) -> object:
     """Return the value as the annotation wants it; `_Unfit` where it is something else."""
     origin, inner = get_origin(wanted), get_args(wanted)
-    if _is_literal(wanted):
+    if origin is Literal and all(isinstance(word, str) for word in inner):
         wanted = str  # which words it knows the function says
     if wanted in _PLAIN:
         _, fits, made = _PLAIN[wanted]
@@ -231,10 +231,6 @@ def _at(place: int, item: object, wanted: Any) -> object:
         return _fitted(item, wanted)
     except _Unfit as wrong:
         raise _Unfit(wrong.args[0], f" at place {place} (zero-based)") from None
-
-
-def _is_literal(wanted: object) -> bool:
-    return get_origin(wanted) is Literal and all(isinstance(word, str) for word in get_args(wanted))
 
 
 def _is_object(wanted: object) -> bool:
