@@ -22,8 +22,6 @@ def main() -> None:
     pairs = mi.make_pairs(demo, mi.load_problems("demo", limit=64), SLASHES)
     profile = mi.attention_profile(demo, pairs[:24], progress=False)
     mi.views.profiles(profile, [mi.Head(0, 13), mi.Head(0, 21)]).save(IMAGES / "profiles.png", dpi=110)
-    patches = mi.patch_heads(demo, pairs, progress=False)
-    mi.views.head_map(patches).save(IMAGES / "demo_head_map.png", dpi=110)
 
     planted = mi.planted_model(
         readers=[mi.Head(0, 13), mi.Head(0, 21)],
@@ -52,6 +50,7 @@ def main() -> None:
         ]
         subprocess.run([sys.executable, ROOT / "analyses" / "patch_heads.py", *asked], check=True)
         photograph(out / "report.html", IMAGES / "report.png")
+        mi.views.head_map(mi.load(out)["LocatedHeads"]).save(IMAGES / "demo_head_map.png", dpi=110)
 
 
 def photograph(page: Path, picture: Path, *, size: str = "1160,1010") -> None:
