@@ -137,6 +137,11 @@ def _no_more_memory(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_AS, (has, has))
 
 
+IDLE = 60.0
+"""Seconds without computing after which a run is killed, as its user would: Python waits for ever for a thread that finds no
+memory to begin in."""
+
+
 class Run:
     """One analysis into one folder, as a process of its own."""
 
@@ -181,7 +186,12 @@ class Run:
         """The end of a run, to which something is done `after` so many seconds (if it still runs)."""
         if after is not None and self.until(pid, after):
             do(pid)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        last, idle = -1.0, 0
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            idle, last = (idle + 1, last) if (now := _computed(pid)) == last else (0, now)
+            if idle > IDLE / 0.05:
+                _kill(pid)
+            time.sleep(0.05)
         seconds = _computed(pid)
         _, status = os.waitpid(pid, 0)
         lines = self.said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -289,7 +299,8 @@ def out_of_memory(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
     for _ in range(n):
         run = bench.fresh()
         ended = run.wait(run.start(), after=draw.uniform(0, bench.seconds), do=_no_more_memory)
-        yield bench.outcome(run) if in_one_line(ended) or not ended.code else f"{ended}"
+        told = in_one_line(ended) or ended.code in (0, -signal.SIGKILL)
+        yield bench.outcome(run) if told else f"{ended}"
 
 
 def two_at_once(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
