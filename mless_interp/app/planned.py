@@ -80,6 +80,7 @@ class Plan:
     memory: Mapping[str, float]
     available: float
     timed: bool
+    n_fresh: int = 0
 
     @property
     def seconds(self) -> float:
@@ -100,7 +101,8 @@ class Plan:
         return asdict(self) | {"seconds": self.seconds, "peak": self.peak, "fits": self.fits}
 
     def __repr__(self) -> str:
-        problems, tokens = count_of(self.n_problems, "problem"), " to ".join(map(str, dict.fromkeys(self.tokens)))
+        problems = count_of(self.n_problems, "problem") + f" ({self.n_fresh} fresh)" * bool(self.n_fresh)
+        tokens = " to ".join(map(str, dict.fromkeys(self.tokens)))
         memory = ", ".join(f"{name} {value / 1e9:.3g}" for name, value in self.memory.items())
         loading = " ".join(f"--{name}={value}" for name, value in self.chosen.items() if value != ELSEWHERE)
         lines = [
@@ -186,7 +188,7 @@ def plan_run(
     for one in [dtype] if dtype else ["bfloat16"] if shape.bits else ["float32", "bfloat16"]:
         chosen = {"backend": backend, "dtype": one, "device": device, "attention": attention}
         sizes = len(pairs), shape.n_parameters, (min(lengths), max(lengths))
-        plan = Plan(name, what, chosen, *sizes, {}, work.memory(chosen), places[device], timed=False)
+        plan = Plan(name, what, chosen, *sizes, {}, work.memory(chosen), places[device], False, n_fresh)
         if plan.fits:
             break
     if memory is None and shape.is_here and plan.fits:

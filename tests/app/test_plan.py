@@ -117,7 +117,12 @@ def test_what_is_counted_for_a_gpu_elsewhere_is_what_it_was(what: str, without_w
 @pytest.mark.slow
 @pytest.mark.parametrize("what", planned.COSTS)
 def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
-    plan = mi.plan_run("demo", problems(6), FILLER, what=what, device="cpu")
+    plan = mi.plan_run(
+        "demo", problems(6), FILLER, what=what, device="cpu", n_fresh=4 * (what in ("locate", "circuit"))
+    )
+    if what == "locate":
+        swept, controls = list(plan.parts.values())[1:]
+        assert controls == pytest.approx(2 * swept), "4 problems are tested, 2 name heads"
     assert plan.fits and "timed on a few problems" in repr(plan) and all(spent > 0 for spent in plan.parts.values())
     assert len(repr(plan).splitlines()) <= 12 and json.dumps(plan.to_dict(), allow_nan=False)
 
@@ -159,6 +164,7 @@ def test_loading_holds_a_copy_where_weights_are_converted(
         ({"memory": int(1e9)}, "give memory .80e9 bytes; 80GB in a command. and tflops .400., and no device"),
         ({"backend": "bridge", "attention": "sdpa"}, "needs backend 'nnsight'"),
         ({"device": "cuda:7"}, "no device 'cuda:7' here"),
+        ({"n_fresh": 1}, "n_fresh must leave problems that name heads: 0 to 0, got 1"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_timed(wrong: dict[str, Any], words: str) -> None:
@@ -172,6 +178,21 @@ def test_the_command_prints_what_loading_takes() -> None:
     assert done.exit_code == 0, done.output
     assert "accuracy of 3 problems" in done.output
     assert done.output.splitlines()[-1] == "Load with: --backend=bridge --dtype=bfloat16 --attention=eager"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("circuit", "circuit of 67 problems (64 fresh) of"),
+        ("circuit --confirm 0", "circuit of 3 problems of"),
+        ("locate", "locate of 3 problems of"),
+        ("locate --confirm 5", "locate of 8 problems (5 fresh) of"),
+        ("sweep --confirm 5", "--confirm goes with locate and circuit, not with sweep"),
+    ],
+)
+def test_fresh_problems_are_planned_as_the_analysis_takes_them(given: str, told: str) -> None:
+    done = CliRunner().invoke(app, shlex.split(f"plan demo {given} --limit 3 --memory 80GB --tflops 100"))
+    assert told in done.output and done.exit_code == (2 if told.startswith("--") else 0)
 
 
 @pytest.mark.parametrize(
