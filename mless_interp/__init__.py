@@ -1,4 +1,4 @@
-"""What meaningless tokens do inside language models, and which attention heads carry it.
+"""What meaningless tokens do inside language models, and through which attention heads.
 
 Every public name is imported from here and resolved when it is first used, so that `import mless_interp` is light: no
 torch, transformer_lens, nnsight, matplotlib or circuitsvis is loaded before it is needed. What is typed less often stands

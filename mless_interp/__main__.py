@@ -14,7 +14,7 @@ app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, no_
 
 @app.callback()
 def about() -> None:
-    """What meaningless tokens do inside language models, and which attention heads carry it."""
+    """What meaningless tokens do inside language models, and through which attention heads."""
 
 
 for _name, _file in COMMANDS.items():

@@ -207,7 +207,6 @@ def _ready(
 def _requests(
     model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
 ) -> tuple[Request, ...]:
-    """Return one request per problem, keyed by its id."""
     if treatment.insertion is None:
         return tuple(Request(build_prompt(model.tokenizer, each, template).ids, each.id) for each in problems)
     pairs = pairs_of_any(model, problems, treatment.insertion, template=template)
@@ -265,7 +264,6 @@ def _graded(completion: Completion, tokenizer: Tokenizer, gold: str) -> Answer:
 
 
 def _line(treatment: str, problem: str, sample: int) -> str:
-    """Return the name of an answer on the disk."""
     return json.dumps([treatment, problem, sample], ensure_ascii=False)
 
 

@@ -118,7 +118,6 @@ class VllmEngine(CompletionEngine):
             finished([row])
 
     def _begun(self, need: int) -> "_Process":
-        """Return the process, with a context of so many tokens or more."""
         if self._process is None or self._process.context < need:
             if self._process is not None:
                 self._process.end()
@@ -129,8 +128,6 @@ class VllmEngine(CompletionEngine):
 
 
 class _Process:
-    """vLLM, running."""
-
     def __init__(self, python: str, options: Options) -> None:
         self.context = options["max_model_len"]
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, as long as the process

@@ -80,7 +80,6 @@ def compute(options: Options) -> Computed:
 
 
 def _treatment(options: Options, name: str) -> "Treatment":
-    """Return one of those asked for by name."""
     from ..answers import Treatment
     from ..mechanism import ARM
 

@@ -19,11 +19,11 @@ PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
 @dataclass(frozen=True, kw_only=True)
 class Options(Pairing):
     model: str = argument("demo", MODEL_HELP, callback=is_model, metavar="MODEL")
-    heads: str | None = option(None, "Trace these heads, name none: L0H13,L1H2.")
+    heads: str | None = option(None, "Trace these heads instead of naming some: L0H13,L1H2.")
     limit: int = option(
-        LIMITS["circuit"], "Number of problems that name the heads; if --heads is given, that measure.", min=1
+        LIMITS["circuit"], "Problems that name the heads; with --heads, problems that measure them.", min=1
     )
-    confirm: int | None = option(None, f"Fresh problems that measure. [default: {N_CONFIRM}; 0 with --heads]", min=0)
+    confirm: int | None = option(None, f"Fresh problems to measure on. [default: {N_CONFIRM}; 0 with --heads]", min=0)
     by: str | None = None
     most_heads: int = option(8, "Maximum number of heads in the circuit (largest effects first).", min=1)
     contrast: Literal["content", "computed", "inside", "replaced"] = option(

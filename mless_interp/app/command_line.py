@@ -122,7 +122,7 @@ SHARED = {
         "before- or after-SEGMENT (question, system, template, bos), before-answer, at-INDEX; several share tokens.",
     ),
     "layers": option(None, "Only these layers, zero-based: 0,2-4."),
-    "heads": option(None, "Only these heads, zero-based LAYER:HEAD: 0:13,0:21."),
+    "heads": option(None, "Only these heads, zero-based: L0H13,L0H21."),
     "by": option(None, "Also name heads that act in some problems only: by 'answer', or a tag of all problems."),
     "outcome": option(None, "Outcome to measure.", of="signed_outcomes"),
     "twins": option(None, "Untrained twins, measured alike; each costs as much as the model. 0: none.", min=0),
@@ -143,7 +143,7 @@ class Saving:
     workers: int = option(2, "processes, ray: how many.", min=1)
     gpus_per_worker: float = option(0.0, "ray: GPUs that each worker reserves.", min=0)
     address: str | None = option(None, "ray: a running cluster. [default: Ray is started here]")
-    shard: str | None = option(None, "Only this part, zero-based: 0/4 to 3/4; then the same command without it.")
+    shard: str | None = option(None, "Only this part, zero-based: 0/4 to 3/4; last, run without --shard.")
     wait: float = option(0.0, "Stop waiting for other shards after this many seconds without progress.", min=0)
     seed: int = option(0, "Seed of all that is random: insertions, draws, the bootstrap.", min=0)
     out: Path = Path("results")

@@ -28,7 +28,7 @@ class Options(Inserting):
 
 
 def compute(options: Options) -> Computed:
-    """Measure the mechanism on a model: attention as lambda z + Sigma, MLP activations, scale against bias.
+    """Split head outputs into what the span adds (bias) and the rest, scaled; measure MLP activations.
 
     Writes heads.csv and heads_total.csv (a row per head), layers.csv, activations.csv (a row per token class and metric),
     claims.csv (the paper's three), mediation.csv, decomposition.parquet (a row per problem, head and metric), all with

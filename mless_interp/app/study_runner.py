@@ -436,7 +436,6 @@ def run_study(
 
 
 def _measured(jobs: Mapping[str, Callable[..., Any]], folder: Path | None, progress: bool, seed: int) -> dict[str, Any]:
-    """Return what each job measures, by its file."""
     found, waiting = {}, []
     with progress_bar(len(jobs), "study", enabled=progress) as bar:
         for file, measure in jobs.items():

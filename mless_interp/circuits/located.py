@@ -25,7 +25,7 @@ from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
 NAMED_AT_MOST = 10
 """Undecided heads that a print names."""
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
-SATURATES = "An outcome that saturates can make heads look redundant: try outcome='logit_diff' too."
+SATURATES = "A saturating outcome can hide what a head undoes or reproduces: try outcome='logit_diff' too."
 
 
 def strata_of(found: Sequence[InStratum], head: Head) -> tuple[str, ...]:
@@ -241,7 +241,10 @@ class Confirmation(Verdicts):
         """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
         sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
         fresh, failed = count_of(len(self.problem_ids), "fresh problem"), f" ({listed(lost)} not)" * bool(sure and lost)
-        told = f"on {fresh} {listed(sure) or 'none'} {'is' if len(sure) < 2 else 'are'} confirmed{failed}"
+        if not self.established:
+            return f"on {fresh} no such effect is established, so none is confirmed"
+        named = "all" if len(sure) == len(self.heads) > 1 else listed(sure) or "none"
+        told = f"on {fresh} {named} {'is' if len(sure) < 2 else 'are'} confirmed{failed}"
         if not sure or "random_size_removed" not in self.controls:
             return told + ", specificity not tested" * bool(sure)
         which = [head for head in sure if head in self.specific]
@@ -396,12 +399,12 @@ class LocatedHeads(Verdicts):
         unused = f", and the {s['n_fresh']} fresh problems were not used" if s.get("n_fresh") else ""
         if not self.established:
             return f"{whole}, so no head is named{unused}."
-        of, more = f"of {count_of(len(self.heads), 'head')}", f"{self._least} this effect in most problems"
+        of, more = f"of {count_of(len(self.heads), 'head')}", f"{self._least} it in most problems"
         found, against = (
             {head: kind for head, kind, one in self.judged.found.each() if one == sense and kind != "specialist"}
             for sense in (1, -1)
         )
-        carry = f"{len(found)} {of} {'carries' if len(found) == 1 else 'carry'} {more}: {by_kind(found)}"
+        carry = f"{len(found)} {of} {'is' if len(found) == 1 else 'are'} shown to carry {more}: {by_kind(found)}"
         told = carry if found else f"none {of} is shown to carry {more}"
         if against:
             told += f"; {len(against)} {'acts' if len(against) == 1 else 'act'} against it: {by_kind(against)}"
@@ -445,8 +448,8 @@ class LocatedHeads(Verdicts):
         """Return how often a head must act to be found, from the binomial alone, never from what was observed."""
         n, n_heads = self.judged.effect.n, len(self.heads)
         least = 100 * self.judged.effect.detectable(PER_HEAD * n_heads)
-        found = f"one of {n_heads} heads that acts in {least:.0f} % of all problems is found 80 % of the time"
-        return [] if np.isnan(least) else [f"Power: with {n} problems, {found}."]
+        found = f"a head that acts in {least:.0f} % of all problems is found 80 % of the time"
+        return [] if np.isnan(least) else [f"Power: with {n} problems and {count_of(n_heads, 'head')}, {found}."]
 
     def _named_words(self) -> list[str]:
         judged, s = self.judged, self.settings
@@ -470,7 +473,11 @@ class LocatedHeads(Verdicts):
 
     def shown(self) -> Shown:
         made = self.confirmation
-        on = "" if made is None else " on the problems that named them (of chosen heads too large; on fresh ones below)"
+        on = (
+            ""
+            if made is None
+            else " on the problems that named some (where effects of named heads look too large; fresh ones below)"
+        )
         how = f"Tested heads{on}, named ones first, then by the larger side; {self._counted}."
         tables = [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):
@@ -497,8 +504,8 @@ def by_kind(found: Mapping[Head, str], at_most: int = 6) -> str:
 def _on_a_page(found: Result, caption: str) -> ShownTable:
     """Return its table, of which a page shows the columns that are reported."""
     table = found.table()
-    some = table.dropna(axis=1, how="all")
-    columns = [name for name in found.reported if name.removesuffix("_n") in some and name not in ("layer", "head")]
+    some = _not_empty(table)
+    columns = [name for name in found.reported if name in some and name not in ("layer", "head")]
     return ShownTable(table, caption, columns)
 
 
@@ -510,4 +517,11 @@ def in_words(table: pd.DataFrame, verdict: str) -> pd.Series:
 
 def _known(table: pd.DataFrame, names: str, verdict: str) -> pd.DataFrame:
     """Return those of the columns that are not empty; a verdict also says that its head acts against the effect."""
-    return table.assign(**{verdict: in_words(table, verdict)}).reindex(columns=names.split()).dropna(axis=1, how="all")
+    return _not_empty(table.assign(**{verdict: in_words(table, verdict)}).reindex(columns=names.split()))
+
+
+def _not_empty(table: pd.DataFrame) -> pd.DataFrame:
+    """Return it without empty columns, and without the size of a sample in which nothing was counted."""
+    some = table.dropna(axis=1, how="all")
+    counts = {"n": "removed_k", "exceeds_random_n": "exceeds_random"}
+    return some.drop(columns=[size for size, count in counts.items() if size in some and count not in some])

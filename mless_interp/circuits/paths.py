@@ -131,7 +131,6 @@ def _written(layers: Layers, node: Node) -> int:
 
 
 def _reads(layers: Layers, node: Node) -> int:
-    """Return the stage of the stream that it reads."""
     if isinstance(node, Mlp):
         return cells.mlp_reads(layers, node.layer)
     return 2 * (node.layer if isinstance(node, Head) else layers.n_layers)

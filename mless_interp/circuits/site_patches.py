@@ -298,7 +298,6 @@ class PositionMap(CellEffects[Place]):
     what = ("place", "places")
 
     def _by_construction(self, table: pd.DataFrame) -> np.ndarray:
-        """Whole heads come last: a map is asked for parts."""
         return table["place"].str.endswith(" all").to_numpy()
 
     heads, places = of_cells("of"), of_cells("place")

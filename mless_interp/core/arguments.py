@@ -240,7 +240,6 @@ def _is_object(wanted: object) -> bool:
 
 
 def _words(wanted: Any, *, plural: bool = False) -> str:
-    """Say what an annotation asks for."""
     origin, inner = get_origin(wanted), get_args(wanted)
     if origin in UNIONS:
         alternatives = dict.fromkeys(_words(each, plural=plural) for each in inner)
@@ -257,7 +256,6 @@ def _words(wanted: Any, *, plural: bool = False) -> str:
 
 
 def _remedy(expected: str, wrong: object) -> str:
-    """Say what to do, after a colon, where it can be told."""
     found = next((says for name, says in REMEDIES.items() if re.search(rf"\b{name}s?\b", expected)), "")
     if isinstance(wrong, str) and expected.startswith("several text"):
         found = f"put it in a list, [{wrong!r}]"

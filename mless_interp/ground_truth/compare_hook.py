@@ -182,7 +182,6 @@ def _ran(model: Model, inputs: Inputs, sites: Sequence[str], edits: Mapping[str,
 def _exact(
     model: Model, pair: PromptPair, heads: Sequence[Head], edit: str | Callable[[Tensor], Tensor]
 ) -> dict[str, Edit]:
-    """Return the edits of a run that do to the heads what is meant."""
     if isinstance(edit, str) and edit != "zero":
         span, inputs = pair.span_mask[None], pair.condition("inserted")
         return run_edits(model, inputs, INTERVENTIONS[edit], heads, span=span, rows=~span, start=0)
@@ -294,7 +293,6 @@ def _changed(model: Model, name: str, right: Activations, hooked: Activations) -
 
 
 def _why_none(model: Model, calls: Counter[str]) -> str:
-    """Say why a hook has no effect, where that is known."""
     if never := [name for name, n in calls.items() if not n]:
         flag = " (it needs set_use_attn_result(True))" if any("hook_result" in name for name in never) else ""
         return f": nothing passes at {listed(never)}{flag}"

@@ -146,20 +146,26 @@ class Identity:
     factor: float = 1.0
 
 
-def _rotated(case: Case) -> str | None:
-    said = "this backend shows no queries and keys as they enter the scores of this architecture"
-    return None if case.model.has_rotated_sites else said
+def _where(holds: Callable[[Case], object], why_not: str) -> Callable[[Case], str | None]:
+    return lambda case: None if holds(case) else why_not
+
+
+_adds = _where(
+    lambda case: not case.model.norms_attention, "attention's output is normed before it is added: heads do not add up"
+)
+_after_something = _where(lambda case: case.pair.span[0], "nothing stands before the span")
+_span_first = _where(lambda case: not case.pair.span_sees_question, "the span stands after the question, or part of it")
+_span_behind = _where(lambda case: case.pair.span_sees_question, "nothing of the question stands before the span")
+_rotated = _where(
+    lambda case: case.model.has_rotated_sites,
+    "this backend shows no queries and keys as they enter the scores of this architecture",
+)
 
 
 def _identical(case: Case) -> str | None:
     if case.model.learned_positions:
         return "its positions are learned vectors, so the same token has other keys and values at another place"
     return "the inserted tokens are not all the same" if len(set(case.pair.span_ids)) > 1 else _rotated(case)
-
-
-def _adds(case: Case) -> str | None:
-    said = f"{case.model.info.architecture} norms attention's output before it is added, so heads do not add up"
-    return said if case.model.norms_attention else None
 
 
 def _unwindowed(case: Case) -> str | None:
@@ -169,18 +175,6 @@ def _unwindowed(case: Case) -> str | None:
     if window is not None and window < len(case.pair.base):
         return f"layer 0's sliding window of {window} tokens cuts the span off from some rows"
     return _identical(case)
-
-
-def _after_something(case: Case) -> str | None:
-    return None if case.pair.span[0] else "nothing stands before the span"
-
-
-def _span_first(case: Case) -> str | None:
-    return "the span stands after the question, or part of it" if case.pair.span_sees_question else None
-
-
-def _span_behind(case: Case) -> str | None:
-    return None if case.pair.span_sees_question else "nothing of the question stands before the span"
 
 
 def own_pattern(case: Case) -> Finding:

@@ -266,7 +266,6 @@ def _numbers(
     reads: Mapping[str, Read],
     v: Tensor,
 ) -> dict[str, Tensor]:
-    """Measure every metric `[head]` of a layer in one contrast."""
     before, after, read = z[contrast.clean], z[contrast.corrupted], reads[contrast.corrupted]
     matched = None if contrast.same_positions else z[_matched_run(contrast)]
     parts = outputs.affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=matched)

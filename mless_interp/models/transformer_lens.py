@@ -487,7 +487,6 @@ def _rotary_config(config: Foreign, positions: Positions, d_head: int) -> dict[s
 
 
 def _hooked(config: Foreign) -> Foreign:
-    """Make a HookedTransformer of a config, or of its fields."""
     library = importlib.import_module("transformer_lens")
     with warnings.catch_warnings():  # that it goes in 4.0 is known here
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)

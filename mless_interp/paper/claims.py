@@ -249,7 +249,6 @@ def check_claims(
 
 
 def _only(profile: AttentionProfile, heads: Sequence[Head]) -> AttentionProfile:
-    """Take these heads of a profile."""
     rows, both = [profile.of(head) for head in heads], (profile.received, profile.uniform)
     received, uniform = ({name: tuple(each[rows] for each in found) for name, found in of.items()} for of in both)
     return replace(profile, heads=tuple(heads), received=received, uniform=uniform)
@@ -371,7 +370,6 @@ class _Checking:
 
 
 def _retention(of: AttentionProfile, condition: str = "inserted") -> np.ndarray:
-    """Return the received attention that shared tokens keep."""
 
     def kept(base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return aligned_recovery(base, other, tokens=torch.ones(base.shape[1], dtype=torch.bool))

@@ -177,7 +177,7 @@ class Effect:
         if np.isnan(self.delta):
             return "undefined without an established effect"
         share, limit, confidence = self.smallest_effect, self._limits[1], 1 - OF_THE_LIMIT * self.alpha
-        of = f"{100 * share:.3g} % of {limit:.3g}, the one-sided {100 * confidence:.4g} % limit of the median total"
+        of = f"{100 * share:.3g} % of {limit:.3g}, the median total's upper {100 * confidence:.4g} % limit"
         return f"{self.delta:.3g} {unit}, {'which rounding may reach' if self.delta > share * limit else of}"
 
 
@@ -304,7 +304,7 @@ class Parts(Measured):
             return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
         rows = table.iloc[np.argsort(self._by_construction(table), kind="stable")].to_dict("records")
         named = listed((f"{row['label']} {share_words(row)}" for row in rows), 3)
-        shown = f"{len(table)} of {self._n_tested} {several} {'carry' if len(table) > 1 else 'carries'}"
+        shown = f"{len(table)} of {self._n_tested} {several} {'are' if len(table) > 1 else 'is'} shown to carry"
         limits = "" if self.confidence == CONFIDENCE else f" ({100 * self.confidence:.4g} % intervals)"
         return f"{shown} more than {self._least} of it in most problems: {named}{limits}"
 

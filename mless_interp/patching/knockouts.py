@@ -413,7 +413,7 @@ class ReadEffects(Parts):
 
     def shown(self) -> Shown:
         how = "p after Holm over all tests" if self.chosen_elsewhere else CHOSEN_HERE
-        caption = f"What edits of a head's attention to the span remove of the effect (median, {self.unit}); {how}."
+        caption = f"What each edit of a head's attention to the span undoes (median, {self.unit}); {how}."
         return Shown((ShownTable(self.summary().drop(columns=["layer", "head"]), caption),))
 
     def headline(self) -> str:

@@ -17,9 +17,9 @@ from ..prompts.conditions import CONDITIONS, Contrast, Hidden
 from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
-from ..runtime.checkpoint import codes_of
 from ..runtime.engines import Compute, Unit
 from ..runtime.loop import RunOptions
+from ..runtime.own_code import codes_of
 from ..runtime.results import Result
 from ..statistics import CONFIDENCE
 from .outcomes import Outcome, outcome_named

@@ -83,7 +83,6 @@ def span_from_span(prompt: Prompt) -> Hidden:
 
 
 def _rows(text: str) -> list[list[str]]:
-    """Return the cells of a table, line by line."""
     return [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
 
 
@@ -99,7 +98,7 @@ gap| base| inserted| without, positions as with it| without the insertion, but w
 masked| inserted| inserted| with, but hidden| with the insertion, but no token outside the span can see the span
 held| inserted| base| with, positions as without it| with the insertion, but with the question's position ids as without it
 blind| inserted| inserted| with, but it cannot see the question| the span cannot see the question or what follows
-apart| inserted| inserted| with, but its tokens cannot see one another| the span's tokens cannot see one another
+apart| inserted| inserted| with, but its tokens cannot see one another| the span's tokens cannot see one another or themselves
 clean| clean| inserted| with other tokens| another prompt of equal length, from `pairs_from_ids(clean=...)`
     """)
     )

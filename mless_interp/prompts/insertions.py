@@ -287,7 +287,6 @@ def _ordinary_tokens(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 
 
 def _drawn(insertion: Insertion, problem: Problem | str) -> random.Random:
-    """Return what draws for this problem."""
     key = f"{insertion.seed}|{problem.id if isinstance(problem, Problem) else problem}|{insertion.draw}"
     return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
 

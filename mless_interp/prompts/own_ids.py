@@ -70,7 +70,6 @@ def pairs_from_ids(
 
 
 def _pair(given: Mapping[str, Any], known: Mapping[int, str]) -> PromptPair:
-    """Make the pair of what `KEYS` name."""
     ids, answer = _ids(given, "ids"), _ids(given, "answer")
     distractor, other = _ids(given, "distractor"), _ids(given, "clean")
     if other and (len(other) != len(ids) or other == ids):

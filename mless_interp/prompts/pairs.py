@@ -128,7 +128,6 @@ class PromptPair:
 
     @property
     def _clean(self) -> Prompt:
-        """The clean prompt of a pair that has one."""
         if self.clean is None:
             remedy = "make it with pairs_from_ids(..., clean=...), or use a contrast of its span"
             raise ValueError(f"pair {self.id!r} has no clean prompt of equal length: {remedy}")
@@ -470,6 +469,5 @@ def _as_text(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, templ
 
 
 def _n_equal(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return how many tokens two sequences begin with in common."""
     both = enumerate(zip(first, second, strict=False))
     return next((at for at, (x, y) in both if x != y), min(len(first), len(second)))

@@ -192,12 +192,10 @@ def whole_groups(problems: Iterable[Problem], *counts: int) -> tuple[Problem, ..
 def overlap(problems: Sequence[Problem], used: Sequence[Problem] = ()) -> str:
     """Return, in words, which two questions are so alike that they look like variants of one problem; "" where none are.
 
-    They share at least ten runs of five words, and more than half of those of the shorter question. Where any problem has a
-    `group`, the groups say what is a variant of what. With `used`, each of `problems` is compared with those alone.
+    They share at least ten runs of five words, and more than half of those of the shorter question. Where both have a `group`,
+    the groups say whether they are. With `used`, each of `problems` is compared with those alone.
     """
     every = (*used, *problems)
-    if any(problem.group for problem in every):
-        return ""
     holding: dict[tuple[str, ...], list[int]] = defaultdict(list)
     sizes: list[int] = []
     for at, problem in enumerate(every):
@@ -206,7 +204,7 @@ def overlap(problems: Sequence[Problem], used: Sequence[Problem] = ()) -> str:
         sizes.append(len(runs))
         if at >= len(used):
             shared = Counter(first for run in runs for first in holding.get(run, ()) if every[first].id != problem.id)
-            for first in sorted(shared):
+            for first in sorted(at for at in shared if not (every[at].group and problem.group)):
                 n, most = shared[first], min(len(runs), sizes[first])
                 if n >= LEAST and 2 * n > most:
                     return (

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import inspect
 import json
 import os
 import re
@@ -10,10 +9,7 @@ import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
-
-import numpy as np
 
 from ..core.arguments import listed
 from .engines import Shard, parts_of
@@ -138,31 +134,15 @@ def key_of(value: object) -> str:
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def codes_of(*given: Any) -> dict[str, str]:
-    """Return a digest of the functions of each metric, outcome or edit that a user wrote: under an old name it may be new."""
-    found = {}
-    for each in given:
-        parts = [part for of in (each, *type(each).__mro__) for part in getattr(of, "__dict__", {}).values()]
-        functions = [part for part in parts if isinstance(part, FunctionType)]
-        if own := [part for part in functions if not part.__module__.startswith("mless_interp.")]:
-            found[f"code of {each.name!r}"] = key_of(own)
-    return found
-
-
 def plain(value: object) -> Any:
-    """Return JSON's own types: arrays as lists, numbers of any library as numbers, functions as their code, else text."""
-    if isinstance(value, FunctionType):
-        own: Any = inspect.unwrap(value)
-        enclosed = [cell.cell_contents for cell in own.__closure__ or ()]
-        inner = [getattr(each, "__code__", each) for each in enclosed]  # no deeper: functions may enclose each other
-        return plain([own.__code__, own.__defaults__, inner])
-    if isinstance(value, CodeType):
-        return plain([value.co_code.hex(), value.co_names, value.co_consts])
-    if isinstance(value, np.ndarray | np.generic):
+    """Return JSON's own types: arrays as lists, sets in an order of their own, numbers of any library as numbers, else text."""
+    if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        return sorted(map(plain, value), key=json.dumps)
+    if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     told = value is None or isinstance(value, bool | int | float | str)
     return value if told else re.sub(" at 0x[0-9a-f]+", "", str(value))  # an address is another in every process

@@ -265,7 +265,6 @@ class RayWorkers(contextlib.AbstractContextManager["RayWorkers"]):
             raise
 
     def _begin(self, wanted: int) -> Any:
-        """Return Ray, with so many workers at least."""
         ray = _ray()
         if not ray.is_initialized():
             self._workers = []
@@ -310,7 +309,6 @@ class _Worker:
 
 
 def _tried(compute: Compute, unit: Unit) -> Tried:
-    """Return a unit's values, or the error that came instead."""
     try:
         return compute(unit, lambda _: None), None
     except Exception as error:  # noqa: BLE001, raised again where it is read

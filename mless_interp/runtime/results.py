@@ -274,7 +274,6 @@ def _as_table(method: Callable[..., pd.DataFrame]) -> Callable[..., Table]:
 
 
 def _arrays_in(value: object, name: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every array of a field, by where it stands."""
     if isinstance(value, np.ndarray):
         yield name, value
     elif isinstance(value, Mapping):

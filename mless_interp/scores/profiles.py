@@ -216,7 +216,6 @@ class AttentionProfile(results.Result):
         return pd.concat(parts, ignore_index=True)
 
     def _tokens(self, condition: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return base position, segment and text of each token."""
         start, stop = self.spans[index]
         inside = CONDITIONS[condition].has_span
         texts = (self.inserted_texts if inside else self.base_texts)[index]

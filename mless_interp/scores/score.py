@@ -21,9 +21,9 @@ from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..runtime import results
-from ..runtime.checkpoint import codes_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, in_context
+from ..runtime.own_code import codes_of
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
 from . import streaming
 from .catalogue import COLUMNS, METRICS, Metric, OwnMetric, Profile, chosen_metrics, metric_shown
@@ -220,7 +220,6 @@ class HeadScores(results.Result):
         return [metric for metric, found in self.values.items() if condition in found]
 
     def _usual(self, metrics: "list[str] | tuple[str, ...]") -> list[str]:
-        """Return all of a few metrics; of many the usual ones."""
         usual = [metric for metric in USUAL if metric in metrics] if len(metrics) > len(USUAL) else []
         return usual or list(metrics[: len(USUAL)])
 

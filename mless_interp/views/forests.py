@@ -21,8 +21,8 @@ SQUARE: Style = {"marker": "s", "color": LINES[1][0]}
 LOCATED: tuple[tuple[str, str, Style], ...] = (
     ("removed_median", "undone: its output patched out", FILLED),
     ("added_median", "reproduced: its output patched in", OPEN),
-    ("knockout_median", "undone: its own read removed", SQUARE),
-    ("edge_noise_median", "reproduced: its own read added", SQUARE | {"markerfacecolor": "white"}),
+    ("knockout_median", "undone: the span hidden from it", SQUARE),
+    ("edge_noise_median", "reproduced: the span shown to it", SQUARE | {"markerfacecolor": "white"}),
     ("random_effect", "undone, with random words instead of the insertion", {"marker": "x", "color": "0.45"}),
 )
 READ_MARKS: dict[str, tuple[Style, str]] = {

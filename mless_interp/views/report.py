@@ -262,7 +262,6 @@ class Report:
 
 
 def _short(caption: str) -> str:
-    """Return a caption up to its first stop."""
     return re.split(r"[.;:] ", caption.rstrip("."))[0]
 
 

@@ -1,13 +1,16 @@
 """Problems from plain text, cut between words; worked examples before a question, never the problem's own."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import text_problems
 from conftest import qwen2_tokenizer, word_tokenizer
 from models_under_test import problems
+from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.prompts.insertions import Insertion
@@ -116,3 +119,15 @@ def test_examples_are_others_text_and_words_that_the_tokenizer_knows() -> None:
         make_pairs(word_tokenizer(), [unknown], Insertion.meaningless(" /", 4))
     with pytest.raises(ValueError, match="is one string of system prompt and question, but problem 'p0' has examples"):
         make_pairs(tokenizer, [unknown], Insertion.meaningless(" /", 4), template="paper")
+
+
+def test_a_models_samples_become_problems(tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
+    model.tokenizer.bos_token = "apples"
+    monkeypatch.setattr(mi, "load_model", lambda *_, **__: model)
+    sizes = ["--n-before", "4", "--n-context", "9", "--n-answer", "2"]
+    command = ["--model", "tiny", "--sample", "3", *sizes, "--out", str(tmp_path / "texts.jsonl")]
+    found = CliRunner().invoke(text_problems.app, command, catch_exceptions=False)
+    made = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    assert found.output.startswith(f"{len(made)} problems in") and len(made) > 0
+    assert all(each["system"] and each["problem"] and each["answer"] for each in made)
