@@ -177,8 +177,6 @@ def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
 
 
 class _Stops:
-    """The stopping criterion of a batch."""
-
     eos_token_id = -1  # makes `generate` pad the rows that have stopped
 
     def __init__(self, rows: list[Row], finished: Finished) -> None:

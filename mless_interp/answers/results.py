@@ -237,7 +237,10 @@ class AccuracyResults(Result):
         if self.n_samples == 1 and not self.groups:
             return by_wilson
         found = statistics.mean_interval(shares, confidence=self.confidence, seed=self.seed)
-        found = replace(found, estimate=statistics.defined_mean(shares))  # also where a single problem was run
+        limits = {name: np.clip(getattr(found, name), 0, 1) for name in ("low", "high")}  # Student's t may leave them
+        found = replace(
+            found, estimate=statistics.defined_mean(shares), **limits
+        )  # also where a single problem was run
         if len(shares) < 2:
             return found
         # where all problems are always right, or never, any other interval would be a point

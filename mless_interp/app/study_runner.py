@@ -191,7 +191,6 @@ def _study(told: Mapping[str, Any]) -> Study:
 
 
 def _of(insertion: str, do: Callable[..., Found], *given: object, **options: Any) -> Found:
-    """Do something for one insertion; an error names the insertion."""
     try:
         return do(*given, **options)
     except (ValueError, TypeError) as error:

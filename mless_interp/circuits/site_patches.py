@@ -297,8 +297,5 @@ class PositionMap(CellEffects[Place]):
     """)
     what = ("place", "places")
 
-    def _by_construction(self, table: pd.DataFrame) -> np.ndarray:
-        return table["place"].str.endswith(" all").to_numpy()
-
     heads, places = of_cells("of"), of_cells("place")
     """The heads as asked for, the places of each; cells are in this order: `[problem, head, place]`."""

@@ -83,7 +83,6 @@ class HookComparison(Result):
         )
 
     def _kinds(self) -> list[tuple[str, int]]:
-        """Return what was found and how often, what is wrong first."""
         return sorted(Counter(self.found).most_common(), key=lambda each: each[0] == AS_MEANT)
 
     def details(self) -> list[str]:
@@ -301,7 +300,6 @@ def _why_none(model: Model, calls: Counter[str]) -> str:
 
 
 def _span(what: str, places: Sequence[int]) -> str:
-    """Write places as a range where they are one, else their number."""
     if len(places) == 1:
         return f"{what} {places[0]}"
     whole = places[-1] - places[0] + 1 == len(places)

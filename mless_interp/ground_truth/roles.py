@@ -175,7 +175,6 @@ class Roles:
             raise ValueError(wrong)
 
     def _wrong(self) -> Iterator[str]:
-        """Yield what cannot act as planted."""
         for head, tokens in self.reads_from.items():
             others = sorted(tokens - {*NUMBERS, ANSWER_ROW})
             if head not in self.readers:

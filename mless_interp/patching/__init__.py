@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     ["attribution", "dose", "interventions", "knockouts", "outcomes", "prepared", "sweep", "transplant"],
     {
-        "interventions": ["INTERVENTIONS", "Intervention"],
+        "interventions": ["INTERVENTIONS", "Gate", "Intervention", "MatchedMassKnockout"],
         "outcomes": ["OUTCOMES", "Outcome"],
         "sweep": ["POSITIONS", "PatchScores", "patch_heads"],
     },

@@ -16,6 +16,7 @@ from ..models.base import Model
 from ..models.info import AttentionRule, Edit, Inputs, Recording
 from ..models.sites import Held, attention_sites, site
 from ..statistics import derive_generator
+from .outcomes import left_as_they_are
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +121,8 @@ class Intervention(ABC):
 
     def edited(self, state: LayerState) -> Z:
         """Make head outputs `[b, dest, H, d]`, each as if its head alone were edited; rows that lose nothing keep theirs."""
-        new = self(state)
+        with left_as_they_are(f"the edit {self.name!r}", vars(state).values()):
+            new = self(state)
         if getattr(new, "shape", None) != state.z.shape:
             got = f"shape {list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
             wanted = f"head outputs [batch, token, head, d_head] = {list(state.z.shape)}"

@@ -1,6 +1,7 @@
 """Outcomes: what is appended to a prompt, where its logits are read, and the number that they give."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
@@ -12,6 +13,18 @@ from ..core.arguments import one_of
 from ..metrics.outputs import answer_logprob, answer_probability, kl_divergence, logit_difference, mean_logprob
 from ..models.info import ModelInfo
 from ..prompts.pairs import PromptPair
+
+
+@contextmanager
+def left_as_they_are(what: str, tensors: Iterable[object]) -> Iterator[None]:
+    """Raise `ValueError` where a user's code changes these tensors in place: they are of runs that others read, too."""
+    watched = [each for each in tensors if isinstance(each, Tensor) and not each.is_inference()]
+    before = [each._version for each in watched]
+    yield
+    if before != [each._version for each in watched]:
+        raise ValueError(
+            f"{what} changes in place what it is given, which others read, too: let it change a copy (.clone())"
+        )
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,8 @@ class Outcome:
 
     def read(self, logits: Tensor, pair: PromptPair, clean: Tensor | None = None) -> Tensor:
         """Return the `value` of each run; `ValueError` where a user's formula gives another shape."""
-        found, of = self.value(logits, pair, clean), list(logits.shape)
+        with left_as_they_are(f"outcome {self.name!r}", (logits, clean)):
+            found, of = self.value(logits, pair, clean), list(logits.shape)
         if list(found.shape) != of[:1]:
             given = f"{self.name!r} must give a number per run of logits [run, read, vocab] {of}"
             raise ValueError(f"outcome {given}: expected {of[:1]}, got {list(found.shape)}")

@@ -27,7 +27,7 @@ from ..runtime.loop import RunOptions
 from ..runtime.own_code import codes_of
 from ..runtime.results import Quantity, Shown, ShownTable, head_columns, of_heads, rows_per_head
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
-from .interventions import INTERVENTIONS, KNOCKOUTS, Intervention, LayerState, PatchZ
+from .interventions import INTERVENTIONS, KNOCKOUTS, Intervention, LayerState, MatchedMassKnockout, PatchZ
 from .outcomes import Outcome
 from .prepared import Prepared, Runs, Settings, prepare
 
@@ -76,6 +76,7 @@ def patch_heads(
     """
     options = RunOptions(checkpoint, progress, seed, max_rows)
     check_smallest_effect(smallest_effect)
+    edit = MatchedMassKnockout(seed) if edit == "matched_mass" else edit
     sweep, prepared = Sweep.named(contrast, direction, edit, positions), prepare(model, pairs, outcome)
     found = sweep_heads(prepared, {"patch": sweep}, model.info.chosen(heads, what="patch"), options=options)
     return replace(found["patch"], smallest_effect=smallest_effect)
@@ -123,7 +124,7 @@ class Sweep:
     def start(self, runs: Runs, condition: str) -> int:
         if self.positions == "question":
             return runs.start(self.contrast, condition)
-        return runs.read(condition)[0] if self.positions == "last" else 0
+        return min(runs.read(condition)) if self.positions == "last" else 0
 
     def edited(self, runs: Runs, donor: Recording, receiving: Recording) -> tuple[Tensor, Tensor]:
         """Find where activations are replaced, and by which of the donor's, among the rows that were recorded of each run."""

@@ -73,7 +73,6 @@ class Insertion:
 
     @property
     def _spots(self) -> list[tuple[str, Any]]:
-        """Every place, with its side: before, after, at."""
         given = {side: getattr(self, side) for side in AT}
         several = {side: each if isinstance(each, tuple) else (each,) for side, each in given.items()}
         return [(side, each) for side, places in several.items() for each in places if each is not None]

@@ -257,8 +257,7 @@ def _number(value: float, decimals: int, signed: bool) -> str:
     return f"{abs(value):.{decimals}f}" if value == 0 else f"{value:{plus}z.{decimals}f}"
 
 
-def _key(value: float | int) -> str:
-    """Return a number as JavaScript's Number() reads it."""
+def _key(value: float | int) -> str:  # as JavaScript's Number() reads it
     return f"{float(value):.9g}".replace("inf", "Infinity")
 
 

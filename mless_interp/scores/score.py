@@ -401,7 +401,6 @@ def score_cache(
 
 
 def _patterns(cache: Any) -> dict[int, Tensor]:
-    """Return layer -> pattern `[head, token, token]` of one prompt."""
     layers = sorted(int(match[1]) for name in cache.keys() if (match := _PATTERN.match(str(name))))  # noqa: SIM118
     if not layers:
         raise ValueError(

@@ -10,7 +10,8 @@ from models_under_test import pairs_for, problems
 
 from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
-from mless_interp.patching.outcomes import OUTCOMES, Outcome
+from mless_interp.patching.interventions import Intervention, MatchedMassKnockout
+from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.prepared import Prepared, prepare
 from mless_interp.patching.sweep import Engine, Sweep, _swept, patch_heads, sweep_heads
 from mless_interp.prompts.conditions import CONTRASTS, DIRECTIONS
@@ -180,11 +181,19 @@ def test_the_patches_of_a_joint_sweep_are_those_of_their_own(model: Model, contr
 
 def test_an_outcome_of_one_s_own_is_taken(model: Model) -> None:
     base = OUTCOMES["answer_logprob"]
-    own = Outcome(
-        "own", "answer", "points", base.reads, lambda logits, pair, clean: 2 * base.value(logits, pair, clean)
-    )
+    own = replace(base, name="own", unit="points", value=lambda *of: 2 * base.value(*of))
     pairs = pairs_for(model, n_tokens=4, count=1)
     twice, once = (patch_heads(model, pairs, outcome=made, heads=HEADS[:1], progress=False) for made in (own, base))
     assert twice.unit == "points" and np.allclose(twice.effect, 2 * once.effect, equal_nan=True, atol=1e-6)
     with pytest.raises(ValueError, match=r"'own' must give a number per run .*: expected \[.\], got \[., 1\]"):
         patch_heads(model, pairs, outcome=replace(own, value=lambda *of: own.value(*of)[:, None]), progress=False)
+    edit = type("Own", (Intervention,), {"name": "own", "__call__": lambda self, state: state.z.zero_()})()
+    in_place = {"outcome": replace(own, value=lambda logits, *of: base.value(logits.mul_(2), *of)), "edit": edit}
+    for name, given in in_place.items():
+        with pytest.raises(ValueError, match="'own' changes in place what it is given, which others read, too"):
+            patch_heads(model, pairs, **{name: given}, progress=False)
+    seeded = [
+        patch_heads(model, pairs, edit=each, seed=7, progress=False)
+        for each in ("matched_mass", MatchedMassKnockout(7))
+    ]
+    assert np.array_equal(*(each.patched for each in seeded), equal_nan=True)

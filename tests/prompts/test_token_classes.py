@@ -51,19 +51,7 @@ def test_a_character_s_class_does_not_depend_on_the_cut(data: st.DataObject) -> 
         assert found == (inside.pop() if len(inside) == 1 else "other")
 
 
-def test_texts_of_a_tokenizer_that_only_separates_words() -> None:
-    words = {1: "one", 2: "and", 3: "two"}
-    texts = token_texts([1, 2, 3], lambda ids: " ".join(words[i] for i in ids))
-    assert texts == ("one", " and", " two") and _short(token_classes(texts)) == "oco"
-
-
 def test_a_token_is_read_after_the_eight_before_it_at_most() -> None:
     lengths: list[int] = []
     assert token_texts(range(12), lambda ids: lengths.append(len(ids)) or "".join(map(chr, ids)))[-1] == chr(11)
     assert lengths[0] == 1 and lengths[1:3] == [2, 1] and max(lengths) == 9
-
-
-def test_a_character_of_several_tokens_appears_once() -> None:
-    raw = "é=".encode()
-    texts = token_texts([0, 1, 2], lambda ids: bytes(raw[i] for i in ids).decode(errors="replace"))
-    assert texts[1] == "é" and texts[2] == "=" and _short(token_classes(texts)) == "oop"
