@@ -112,13 +112,10 @@ def answers_come_back(found: "AccuracyResults") -> list[str]:
     if not cut:
         return ["No head that reads is named, so none is cut off from the insertion."]
     right = [100 * float(share) for share in found.accuracy().estimate]
-    told = [
-        f"{name} {share:.1f} %"
-        for name, share in zip(("without the insertion", "with it", cut[0]), right, strict=False)
-    ]
+    told = [f"{name} {share:.1f} %" for name, share in zip(("no insertion", "with it", cut[0]), right, strict=False)]
     made = {"the insertion": next(each for each in found.compare_all().comparisons if each.second == cut[0])}
     if random := right[3:]:
-        several = f"random sets {min(random):.1f} to {max(random):.1f} %"
+        several = f"random {min(random):.1f} to {max(random):.1f} %"
         told.append(several if len(random) > 1 else f"one random set {random[0]:.1f} %")
         shares = found.share_right()
         made["random sets"] = found.compare_shares(shares[:, 3:], shares[:, 2:3], ("random sets cut off", cut[0]))

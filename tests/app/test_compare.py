@@ -83,7 +83,7 @@ def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
 
 
 def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
-    told = "Right answers of 40: without the insertion 100.0 %, with it 50.0 %, named set cut off {:.1f} %{}."
+    told = "Right answers of 40: no insertion 100.0 %, with it 50.0 %, named set cut off {:.1f} %{}."
     for right, shares, shown in (
         ((40, 20, 38, 22), (95, ", one random set 55.0 %"), [True, True]),
         ((40, 20, 38, 37), (95, ", one random set 92.5 %"), [True, False]),
