@@ -13,6 +13,7 @@ import pytest
 import torch
 import virtual_devices  # noqa: F401 - registers them
 from analyses_under_test import ANALYSES, asked, frames, long
+from conftest import BACKENDS
 
 import mless_interp as mi
 from mless_interp.models import load
@@ -90,7 +91,7 @@ def test_no_split_changes_anything(name: str) -> None:
     same(name, *(here(at, attention_of(name)) for at in (ALONE, SPLITS[EVERY.index(name) % len(SPLITS) - 1])))
 
 
-@pytest.mark.parametrize("backend", ["hooked_transformer", "bridge"])
+@pytest.mark.parametrize("backend", BACKENDS[:2])
 def test_one_device_gives_what_memory_does(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Up to rounding, as products in memory are oneDNN's; loading prints nothing."""
     made = [(mi.planted_model(n_heads=8, n_key_value_heads=2, seed=1), place) for place in ("cpu", "virtual:0")]
