@@ -23,7 +23,7 @@ N_SHOWN = 4
 class Options(Pairing):
     mode: Literal["locate", "sweep"] = option("locate", "locate: name heads, with controls. sweep: one sweep.")
     confirm: int = option(0, "locate: test the named heads again on this many fresh problems. 0: none.", min=0)
-    answers: int = option(0, "locate: answer so many other problems, also with readers or random heads cut off.", min=0)
+    answers: int = option(0, "locate: other problems to answer, also with readers or random heads cut off.", min=0)
     limit: int | None = option(
         None, f"Number of problems. [default: {LIMITS['locate']} to locate, {LIMITS['sweep']} to sweep]", min=1
     )  # type: ignore[assignment]
