@@ -237,10 +237,9 @@ class AccuracyResults(Result):
         if self.n_samples == 1 and not self.groups:
             return by_wilson
         found = statistics.mean_interval(shares, confidence=self.confidence, seed=self.seed)
-        limits = {name: np.clip(getattr(found, name), 0, 1) for name in ("low", "high")}  # Student's t may leave them
-        found = replace(
-            found, estimate=statistics.defined_mean(shares), **limits
-        )  # also where a single problem was run
+        # the mean also where a single problem was run; Student's t may leave the range of a share
+        low, high = np.clip(found.low, 0, 1), np.clip(found.high, 0, 1)
+        found = replace(found, estimate=statistics.defined_mean(shares), low=low, high=high)
         if len(shares) < 2:
             return found
         # where all problems are always right, or never, any other interval would be a point

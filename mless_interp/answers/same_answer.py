@@ -246,6 +246,7 @@ def _value(text: str, other: str) -> str:
 
 
 def _choice(text: str) -> str:
+    r"""Return `\text{(C)}` as C."""
     found = re.fullmatch(r"\(?([A-Za-z])\)?", latex.without_text(text))
     return found[1] if found else text
 

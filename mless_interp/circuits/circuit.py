@@ -98,9 +98,8 @@ class Circuit(Result):
             return f"{why}no head, no circuit: nothing was measured."
         part = self.edges or self.direct
         told = f": {part.claim().replace(' of it', ' of the effect')}" if part is not None else ""
-        if self.edges is not None and (at := np.flatnonzero(self.edges.p_corrected < self.edges.level)).size:
-            ends = {end for each in at for end in (self.edges.edges[each].sender, self.edges.edges[each].receiver)}
-            told += "" if ends & set(self.heads) else ", none of them at these heads"
+        ends = {end for edge in (self.edges.found if self.edges else ()) for end in (edge.sender, edge.receiver)}
+        told += ", none of them at these heads" * bool(ends and not ends & set(self.heads))
         given = " (given, not located)" * (self.located is None)
         where = f"measured on {count_of(len(self.problem_ids), 'problem')}"
         # of needed edges whose inputs act only together, or in each other's place

@@ -411,6 +411,7 @@ def _pooled(x: Tensor, n_blocks: int) -> np.ndarray:
 
 
 def _padded(each: Sequence[Sequence[Sequence[float | int]]], length: int) -> np.ndarray:
+    """Stack `[problem, layer, row]` with NaN behind a shorter span."""
     padded = np.full((len(each), len(each[0]), length), np.nan)
     for rows, values in zip(padded, each, strict=True):
         rows[:, : len(values[0])] = values

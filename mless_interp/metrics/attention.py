@@ -291,6 +291,7 @@ def entropy_without_sink(
 
 @patterns.once
 def _information(pattern: Pattern) -> Pattern:
+    """Return a ln A of each cell, 0 where A is."""
     return torch.xlogy(pattern, pattern)
 
 

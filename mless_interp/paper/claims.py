@@ -370,6 +370,7 @@ class _Checking:
 
 
 def _retention(of: AttentionProfile, condition: str = "inserted") -> np.ndarray:
+    """Return the received attention that shared tokens keep."""
 
     def kept(base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return aligned_recovery(base, other, tokens=torch.ones(base.shape[1], dtype=torch.bool))
