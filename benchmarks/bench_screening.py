@@ -116,7 +116,7 @@ def planted(seed: int, n_problems: int) -> tuple[str, mi.Model, Any]:
     """A random planted model with slashes inserted in its own problems."""
     made = random_planted(seed)
     model = mi.load_model(made, backend="bridge")
-    label = f"planted {seed} ({len(made.readers)} readers, {len(made.mediators)} mediators)"
+    label = f"planted {seed} ({len(made.roles.readers)} readers, {len(made.roles.mediators)} mediators)"
     return label, model, mi.make_pairs(model, made.problems(n_problems), mi.Insertion.meaningless(" /", 30))
 
 

@@ -175,7 +175,7 @@ def long(name: str, **options: Any) -> dict[str, Any]:
 def asked() -> Asked:
     """The default planted model: a reader and a mediator among heads that do nothing."""
     made, model = planted_here()
-    heads = (*made.readers, *made.mediators, *(mi.Head(layer, 7) for layer in range(2)))
+    heads = (*made.roles.readers, *made.roles.mediators, *(mi.Head(layer, 7) for layer in range(2)))
     problems = tuple(planted_problems(made, 2 * N))
     return Asked(
         model,

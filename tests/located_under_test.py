@@ -28,4 +28,4 @@ def located(made: PlantedModel, model: Any, count: int = N, **options: Any) -> L
 
 def planted_kinds(made: PlantedModel) -> dict[Head, str]:
     """What has to be found."""
-    return dict.fromkeys(made.readers, "reader") | dict.fromkeys(made.mediators, "mediator")
+    return dict.fromkeys(made.roles.readers, "reader") | dict.fromkeys(made.roles.mediators, "mediator")

@@ -111,12 +111,10 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "circuit_curve, undefined": lambda: views.circuit_curve(replace(small.curve(total=0.0), settings=small.SETTINGS)),
     "accuracy_bars": lambda: views.accuracy_bars(replace(small.answered(), settings={"benchmark": "b"})),
     "bars_of_models": lambda: views.bars_of_models(BARS, "printed"),
-    "path_graph, all": lambda: views.path_graph(small.traced(5), only_found=False),
     "path_graph, too few problems": lambda: views.path_graph(small.traced(8)),
     "path_graph, nothing found": lambda: views.path_graph(replace(small.traced(16), values=np.zeros((16, 7)))),
     "path_graph, skewed": lambda: views.path_graph(skewed()),
     "path_graph, by value alone": lambda: views.path_graph(by_value()),
-    "path_graph, none": lambda: views.path_graph(replace(small.traced(), values=np.zeros((12, 7))), only_found=False),
     "path_graph, at the level": lambda: views.path_graph(replace(small.traced(16), confidence=1 - 8.75 / 2**15)),
     "site_map, at the level": lambda: views.site_map(replace(small.placed(), confidence=1 - 11.25 / 2**14)),
     "direct_bars, at the level": lambda: views.direct_bars(replace(small.directed(), confidence=1 - 3.75 / 2**10)),
@@ -144,10 +142,10 @@ def attention_of(n_inserted: int = 3) -> PairAttention:
     return PairAttention("p<1>", "Mless ' /' x3", n_inserted, (mi.Head(0, 1), mi.Head(1, 0)), tuple(panels))
 
 
-def viewed(*panels: int, **options: Any) -> str:
+def viewed(*panels: int) -> str:
     """A view of attention (of these panels): its title, its fixed part, and what it sends."""
     read = attention_of()
-    view = attention_view(replace(read, panels=tuple(read.panels[at] for at in panels or (0, 1))), **options)
+    view = attention_view(replace(read, panels=tuple(read.panels[at] for at in panels or (0, 1))))
     charts = zlib.decompress(base64.b64decode(str(view.data["charts"]))).decode()
     return "\n".join([view.title, view.body, str({**view.data, "charts": charts})])
 
@@ -182,7 +180,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "view": viewed,
     "view, one condition": lambda: viewed(0),
     "view, equal lengths": lambda: viewed(1, 1),
-    "view, token by token": lambda: viewed(max_span=None, scale=0.5),
 }
 
 KEPT = Path(__file__).with_name("kept_pictures.txt")

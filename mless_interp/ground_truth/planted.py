@@ -20,7 +20,7 @@ Source: methods §8, §10, §17.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -56,21 +56,6 @@ class PlantedModel:
         return self.roles.kinds
 
     @property
-    def readers(self) -> tuple[Head, ...]:
-        """The heads that read the span and whose effect adds up with all others'."""
-        return self.roles.readers
-
-    @property
-    def mediators(self) -> tuple[Head, ...]:
-        """The heads that carry on what readers wrote."""
-        return self.roles.mediators
-
-    @property
-    def decoys(self) -> Mapping[str, tuple[Head, ...]]:
-        """The heads that only look as if they carried the effect, by kind."""
-        return self.roles.decoys
-
-    @property
     def expected(self) -> dict[Head, Expected]:
         """The verdict that every head must get in enough problems; without readers "undecided" (exact with `noise=0`, and for
         `problems(swap=True)` under `logit_diff`)."""
@@ -104,7 +89,7 @@ class PlantedModel:
 
     @checked
     def save(self, directory: str | Path, *, n_problems: int = 128) -> Path:
-        """Write the model (safetensors), the tokenizer, `problems.jsonl` and `planted.json`; the folder must be new."""
+        """Write the model (safetensors), the tokenizer and `problems.jsonl`; the folder must be new."""
         directory = Path(directory)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ValueError(f"{directory} exists and is not an empty folder; choose another one or remove it")
@@ -114,9 +99,6 @@ class PlantedModel:
         records = draw_records(self.vocabulary, n_problems, seed=0, name=self.name)
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (directory / "problems.jsonl").write_text(lines, encoding="utf-8")
-        expected = {head: asdict(found) for head, found in self.expected.items() if head in self.truth}
-        facts = {"truth": self.truth, "shares": self.shares, "expected": expected, "settings": self.settings}
-        (directory / "planted.json").write_text(json.dumps(plain(facts), indent=2) + "\n", encoding="utf-8")
         return directory
 
     def __repr__(self) -> str:
@@ -137,7 +119,7 @@ def planted_model(
     n_key_value_heads: int = 4,
     seed: int = 0,
     sign: int = 1,
-    reads: Sequence[str] | Mapping[str, float] = ("/",),
+    reads: Sequence[str] = ("/",),
     noise: float = 5e-4,
     null: bool = False,
     conditional: Mapping[Head, Head] | None = None,
@@ -155,7 +137,7 @@ def planted_model(
 
     - `seed`: vocabulary, token ids and every random weight; never which heads have which role.
     - `sign`: +1, the span raises the answer's log-probability; -1, it lowers it.
-    - `reads`: the tokens that readers (and decoys) read, or a mapping of tokens to strengths in (0, 1].
+    - `reads`: the tokens that readers (and decoys) read, words or signs that stand in no prompt.
     - `noise`: standard deviation of the weights that should do nothing (output weights of idle heads, MLPs).
     - `null`: no reader and no mediator. Idle heads do about 0.005 nats; with `noise=0` the span changes nothing.
     - `conditional`: each conditional reader -> the earlier head that must see the span for it to look at it.
@@ -183,8 +165,9 @@ def planted_model(
     roles = Roles.fill(n_layers=n_layers, n_heads=n_heads, null=null, **asked)
     shares, gains = shares_and_gains(roles, seed)
     vocabulary = draw_vocabulary(seed)
-    strengths = _read_strengths(reads, vocabulary)
-    plan = PlantedWeights(vocabulary, roles, gains, strengths, n_heads, n_key_value_heads, seed, sign, noise)
+    if unfit := [token for token in reads if token not in vocabulary.tokens or vocabulary.in_prompts(token)]:
+        raise ValueError(f"reads: {unfit[0]!r} is part of the prompts or unknown to this model; choose one such as '/'")
+    plan = PlantedWeights(vocabulary, roles, gains, reads, n_heads, n_key_value_heads, seed, sign, noise)
     config = LlamaConfig(
         vocab_size=len(vocabulary.tokens),
         hidden_size=plan.d_model,
@@ -206,20 +189,7 @@ def planted_model(
         model = LlamaForCausalLM(config)
     model.to(dtype=dtype).load_state_dict(plan.state_dict())  # type: ignore[call-arg]
     said = vars(roles) | {"n_heads": n_heads, "n_key_value_heads": n_key_value_heads, "seed": seed, "sign": sign}
-    said |= {"reads": strengths, "noise": noise, "null": null}
+    said |= {"reads": reads, "noise": noise, "null": null}
     said["reads_from"] = {head: sorted(tokens) for head, tokens in roles.reads_from.items()}
     tokenizer = build_tokenizer(vocabulary.tokens, model_max_length=MAX_POSITIONS)
     return PlantedModel(model.eval(), tokenizer, roles, shares, vocabulary, settings=plain(said))
-
-
-def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Vocabulary) -> dict[str, float]:
-    strengths = dict(reads) if isinstance(reads, Mapping) else dict.fromkeys(reads, 1.0)
-    if not strengths or not all(0 < strength <= 1 for strength in strengths.values()):
-        raise ValueError(f"reads must name tokens, such as '/', with strengths in (0, 1], got {reads!r}")
-    for token in strengths:
-        if token not in vocabulary.tokens or vocabulary.in_prompts(token):
-            why = (
-                "part of the prompts themselves" if token in vocabulary.tokens else "not a token of this planted model"
-            )
-            raise ValueError(f"reads: {token!r} is {why}; choose a word or sign such as '/'")
-    return {token: float(strength) for token, strength in strengths.items()}

@@ -5,7 +5,7 @@ by one random rotation, the values of each key-value head by another. RMSNorm ha
 commutes with the rotation. All arithmetic is float64; `x` below is a normalised residual, about equal to the residual.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -48,12 +48,12 @@ _Normal = Callable[..., Tensor]  # (*shape, scale=...) → seeded normal numbers
 
 @dataclass(frozen=True)
 class PlantedWeights:
-    """What fixes the weights of a planted model; `gains`: how much each head writes, `reads`: token -> strength."""
+    """What fixes the weights of a planted model; `gains`: how much each head writes, `reads`: the tokens that are read."""
 
     vocabulary: Vocabulary
     roles: Roles
     gains: Mapping[Head, float]
-    reads: Mapping[str, float]
+    reads: Sequence[str]
     n_heads: int
     n_key_value_heads: int
     seed: int
@@ -130,7 +130,7 @@ class PlantedWeights:
         features[:, channel["constant"]] = CONSTANT
         for row, token in zip(features, self.vocabulary.tokens, strict=True):
             if token in self.reads:
-                row[channel["unit"]] = self.reads[token]
+                row[channel["unit"]] = 1
             elif token in SYSTEM:
                 row[channel["system"]] = 1
             elif token not in NEUTRAL:

@@ -167,26 +167,24 @@ NUMBERED = 20
 GOLDEN = 0.618034
 """Steps of this size, taken modulo 1, spread evenly whatever their number."""
 SOLID, DASHED = "-", (0, (3, 1.5))
-SMALLEST = 0.01
-"""Share of the smallest edge that is drawn where all are."""
 
 
-def path_graph(found: PathEffects, *, only_found: bool = True) -> Picture:
-    """Draw the edges as a graph: heads and MLPs by layer from below, the logits on top; the wider, the larger the share.
+def path_graph(found: PathEffects) -> Picture:
+    """Draw the edges that most problems show (corrected p) as a graph: heads and MLPs by layer from below, the
+    logits on top; the wider, the larger the share.
 
     Solid lines are with the insertion's effect, dashed ones against it. On the 20 widest edges stand their number and, into a
     head, those of q, k and v that most problems show. Where a node stands in its layer means nothing. Without edges a sentence
     says why.
 
     An edge into a head is that of q, k and v together; where this is not among those to draw, the largest of the others.
-    `only_found`: the edges that most problems show (corrected p) alone; False: all whose share is 0.01 or more.
     """
     table = turned(found, found.table())
     column, words = ("share", "share of the insertion's effect")
     if not found.established:  # there is nothing to have a share of
         column, words = "effect", "mean effect, with the median total effect"
     sure = table["p_corrected"] < found.level
-    rows = largest_first(table[sure if only_found else table[column].abs() >= SMALLEST], column)
+    rows = largest_first(table[sure], column)
     rows = rows.iloc[np.argsort(~rows["part"].isin(["", TOGETHER]), kind="stable")]
     rows = largest_first(rows.drop_duplicates(["sender", "receiver"]), column)
     places = _places(list(dict.fromkeys([*table["sender"], *table["receiver"]])))
@@ -205,18 +203,16 @@ def path_graph(found: PathEffects, *, only_found: bool = True) -> Picture:
     axes.set_ylim(-0.6, max(up) + 0.6)
     axes.set_axis_off()
     name_axes(axes, title=words_of(found))
-    which = f"that most problems show (p < {found.level:.3g}, corrected)" if only_found else f"of {SMALLEST:g} or more"
     none: Style = {"linestyle": "none"}
     line: Style = {"color": "0.25", "linewidth": 1.5}
     widest = f"; numbers on the {NUMBERED} widest" * (len(rows) > NUMBERED)
     entries = [
         (f"with the effect; width and number: {words}", {"linestyle": SOLID, **line}),
         ("against the effect", {"linestyle": DASHED, **line}),
-        (f"{count_of(len(rows), 'edge')} {which}{widest}", none),
+        (f"{count_of(len(rows), 'edge')} that most problems show (p < {found.level:.3g}, corrected){widest}", none),
     ]
     if rows.empty:
-        size = "share" if found.established else "mean effect"
-        entries = [(found.why_none() if only_found else f"No edge has a {size} {which}.", none)]
+        entries = [(found.why_none(), none)]
     plots.key_below(picture, handles=plots.key(entries), ncols=1)
     return picture
 

@@ -196,12 +196,11 @@ class Report:
         *,
         heading: str | None = "What was found",
         pictures: Mapping[str, Any] | None = None,
-        first: Sequence[str] = (),
     ) -> "Report":
         """Add a result: its head map where it has a row per head, `pictures` of it (caption -> figure), its tables, its words.
 
         The first pictures and the first table of a page stand open, the others are folded; of many sentences the first stand
-        open (or the sentences `first`). Effects are above 0 where they go with the whole effect.
+        open. Effects are above 0 where they go with the whole effect.
         """
         shown = result.shown()
         page = self if heading is None else self.heading(heading)
@@ -224,10 +223,9 @@ class Report:
         found = [self.answer, *(part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer")]
         known = {each.partition(";")[0].rstrip(".") for each in found} | {each.rstrip(".") for each in found}
         said = [text for text in result.explain().splitlines() if text.rstrip(".") not in known]
-        kept = list(first) or (said[:FIRST_SENTENCES] if len(said) > OPEN_SENTENCES else said)
-        page = page.sentence(*(text for text in said if text in kept))
-        others = [text for text in said if text not in kept]
-        return page.folded(f"Details ({count_of(len(others), 'sentence')})", self.blank().sentence(*others))
+        n = FIRST_SENTENCES if len(said) > OPEN_SENTENCES else len(said)
+        details = f"Details ({count_of(len(said) - n, 'sentence')})"
+        return page.sentence(*said[:n]).folded(details, self.blank().sentence(*said[n:]))
 
     def provenance(self, run: Mapping[str, Any]) -> "Report":
         """Add how to repeat the run and where it comes from: what `provenance` gives, as saved in run.json."""

@@ -117,7 +117,7 @@ def test_the_readers_are_knocked_out_together_against_random_sets() -> None:
     told = found.confirmation
     assert found.found == found.confirmed == planted_kinds(made) and told.heads == tuple(found.found)
     joint = told.joint
-    assert set(joint.heads) == set(made.readers) == set(told.reads.heads) and found.joint is None
+    assert set(joint.heads) == set(made.roles.readers) == set(told.reads.heads) and found.joint is None
     assert joint.effect == pytest.approx(told.total, rel=0.05), "together they are the whole effect"
     reads = [told.heads.index(head) for head in joint.heads]
     assert joint.singles == pytest.approx(told.values["knockout"][:, reads]) and joint.p == pytest.approx(1 / 6)
@@ -149,7 +149,7 @@ def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
     words = ("door", "snow", "quiet", "together", "dog", "sister", "bread", "green", "often", "sugar")
     reads = (("/", 1.0), *((word, 0.3 + 0.05 * at) for at, word in enumerate(words)))  # else random words do nothing
     made, model = planted_here(reads=reads)
-    own, heads = pairs_of(made, model, 3), (*made.readers, *made.mediators)
+    own, heads = pairs_of(made, model, 3), (*made.roles.readers, *made.roles.mediators)
     controls = Controls(2, 0, CONTRASTS["content"], RunOptions(progress=False), 0.95, 0.05)
     found = controls._other_insertions(prepare(model, own), heads, {}, {})
     known, mediated = (found[f"random_{name}"] for name in ("knockout", "mediated_removed"))

@@ -27,7 +27,7 @@ def found() -> LocatedHeads:
 def test_exactly_the_planted_readers_and_mediators_are_named(found: LocatedHeads) -> None:
     made, _ = planted_here()
     assert found.found == planted_kinds(made) and set(found.judged.sense[found.judged.named]) == {1}
-    decoys = {head for heads in made.decoys.values() for head in heads} | {made.roles.copier}
+    decoys = {head for heads in made.roles.decoys.values() for head in heads} | {made.roles.copier}
     assert decoys and not decoys & set(found.found)
 
 

@@ -1,6 +1,5 @@
 """Planted models: the planted heads, and no others, carry the span; their text, and what is refused."""
 
-import json
 import random
 
 import numpy as np
@@ -45,7 +44,7 @@ def test_the_readers_and_no_others_read_in_long_prompts() -> None:
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 55))
     found = patch_heads(model, pairs, edit="knockout", progress=False)
     shares = found.per_head.mean(0) / found.total_effect.mean()
-    assert {head for head, share in zip(found.heads, shares, strict=True) if abs(share) > 0.05} == set(made.readers)
+    assert {head for head, share in zip(found.heads, shares, strict=True) if abs(share) > 0.05} == set(made.roles.readers)
 
 
 def effect(planted: PlantedModel, unit: str) -> float:
@@ -56,12 +55,12 @@ def effect(planted: PlantedModel, unit: str) -> float:
     return float(patch_heads(model, pairs, heads=[Head(0, 0)], progress=False).total_effect.mean())
 
 
-def test_tokens_are_read_as_strongly_as_they_were_asked_to_be_and_no_others_are() -> None:
-    planted = planted_model(n_heads=8, reads={"/": 1.0, "he": 0.5})
+def test_the_tokens_that_were_asked_for_are_read_and_no_others_are() -> None:
+    planted = planted_model(n_heads=8, reads=["/", "he"])
     words = [token for token in planted.vocabulary.tokens if token.isalpha() and token != "he"]
     sentence = " ".join(random.Random(7).choices(words, k=30))
-    whole, half = effect(planted, "/"), effect(planted, "he")
-    assert 0.1 * whole < half < 0.8 * whole
+    whole = effect(planted, "/")
+    assert effect(planted, "he") > 0.8 * whole
     assert max(abs(effect(planted, unit)) for unit in ("she", sentence)) < 0.05 * whole
 
 
@@ -121,8 +120,5 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
     text = r"Ben has 7 / / he Answer : \boxed{7} unheard"
     assert tokenizer(text)["input_ids"] == encode(planted, text)
     assert load_problems(directory) == planted.problems(5) == load_problems(planted, limit=5)
-    facts = json.loads((directory / "planted.json").read_text(encoding="utf-8"))
-    assert facts["truth"] == {str(head): kind for head, kind in planted.truth.items()}
-    assert all(facts["expected"][str(head)] == vars(planted.expected[head]) for head in planted.truth)
     with pytest.raises(ValueError, match="not an empty folder"):
         planted.save(directory)

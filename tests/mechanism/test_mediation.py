@@ -77,7 +77,7 @@ def test_arms_are_the_interventions_of_methods_6(model: Model, layer: int) -> No
 def test_a_planted_reader_acts_by_its_bias() -> None:
     """Its z without the span is about nothing it needs: what it writes is Sigma, and scale alone does nothing."""
     made, model = planted_here()
-    readers = [head for head in made.readers if head.layer == 0]
+    readers = [head for head in made.roles.readers if head.layer == 0]
     pairs = planted_pairs(made, model, 8)
     found = mediate(model, pairs, heads=readers, progress=False)
     bias, both, scale = (found.effect("outcome", name) for name in ("bias", "both", "scale"))
@@ -86,7 +86,7 @@ def test_a_planted_reader_acts_by_its_bias() -> None:
     small = 0.05 * np.abs(both).max()
     assert bias == pytest.approx(both, abs=small) and np.abs(scale).max() < small
     assert both == pytest.approx(total, abs=0.1 * np.abs(total).max()), "the readers carry all of it"
-    silent = [head for head in made.decoys["silent"] if head.layer == 0]
+    silent = [head for head in made.roles.decoys["silent"] if head.layer == 0]
     nothing = mediate(model, pairs, heads=silent, progress=False)
     assert np.abs(nothing.effect("outcome", "both")).max() < 1e-5
 

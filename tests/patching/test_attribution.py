@@ -92,7 +92,7 @@ def test_every_estimate_is_the_first_order_of_its_exact_edit(architecture: str, 
 def test_planted_heads_come_first_and_the_best_are_verified() -> None:
     made, model = planted_here()
     pairs = planted_pairs(made, model, 4)
-    readers, mediators = set(made.readers), set(made.mediators)
+    readers, mediators = set(made.roles.readers), set(made.roles.mediators)
     ask: dict[str, Any] = {"steps": 8, "progress": False}
     by_z = attribute_heads(model, pairs, method="atp", **ask)
     assert set(by_z.ranking()[: len(readers | mediators)]) == readers | mediators

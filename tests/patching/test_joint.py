@@ -46,11 +46,11 @@ def test_planted_readers_do_what_random_sets_do_not() -> None:
     made, model = planted_here()
     pairs = planted_pairs(made, model, 6)
     options: dict[str, Any] = {"chosen_elsewhere": True, "progress": False}
-    readers = joint_knockout(model, pairs, made.readers, n_random_sets=12, **options)
-    total = patch_heads(model, pairs, heads=made.readers, progress=False).total_effect
+    readers = joint_knockout(model, pairs, made.roles.readers, n_random_sets=12, **options)
+    total = patch_heads(model, pairs, heads=made.roles.readers, progress=False).total_effect
     assert readers.effect == pytest.approx(total, rel=0.05), "together they are the whole effect"
     assert len(readers.sets) == 12 and readers.p == pytest.approx(1 / 13)
-    shared = np.array([bool(set(members) & set(made.readers)) for members in readers.sets])
+    shared = np.array([bool(set(members) & set(made.roles.readers)) for members in readers.sets])
     assert np.abs(readers.random.mean(0))[~shared].max() < 0.05 * readers.effect.mean()
     assert shared.any() and np.abs(readers.random.mean(0))[shared].min() > 0.2 * readers.effect.mean()
     others = joint_knockout(model, pairs, [Head(0, 0), Head(0, 2)], n_random_sets=14, **options)

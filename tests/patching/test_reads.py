@@ -30,7 +30,7 @@ def conclusion(found: ReadEffects, head: Head) -> str:
 def readers() -> ReadEffects:
     """Two readers, whose output has nothing but what they take from the span, a mediator, and a decoy nobody reads."""
     made, model = planted_here()
-    heads = (*made.readers, *made.mediators, *made.decoys["unread"])
+    heads = (*made.roles.readers, *made.roles.mediators, *made.roles.decoys["unread"])
     return read_effects(model, planted_pairs(made, model, N), heads, chosen_elsewhere=True, progress=False)
 
 
@@ -41,7 +41,7 @@ def diluted(copier: Head) -> tuple[PlantedModel, Model]:
     """
     made = planted_model(n_heads=8, n_key_value_heads=2, seed=1, null=True, noise=0.0, copier=copier)
     weights, d = made.hf_model.state_dict(), made.hf_model.config.head_dim
-    silent = made.decoys["silent"][0]  # a head whose queries want the span and nothing else
+    silent = made.roles.decoys["silent"][0]  # a head whose queries want the span and nothing else
 
     def queries(head: Head) -> torch.Tensor:
         return weights[f"model.layers.{head.layer}.self_attn.q_proj.weight"][head.head * d : (head.head + 1) * d]
@@ -52,7 +52,7 @@ def diluted(copier: Head) -> tuple[PlantedModel, Model]:
 
 def test_planted_readers_read_by_their_bias_and_other_heads_have_no_read_to_take_apart(readers: ReadEffects) -> None:
     made, _ = planted_here()
-    for head in made.readers:
+    for head in made.roles.readers:
         knockout, zero, scale, sink, uniform = readers.turned[:, readers.heads.index(head)].T
         assert knockout.min() > 0.1 and zero == pytest.approx(knockout, abs=1e-4)
         assert sink == pytest.approx(knockout, abs=1e-4) and uniform == pytest.approx(knockout, abs=1e-4)
@@ -60,9 +60,9 @@ def test_planted_readers_read_by_their_bias_and_other_heads_have_no_read_to_take
         assert shown(readers, head) == dict.fromkeys(READ_EDITS, "more") | {"restore_scale": "less"}
         words = conclusion(readers, head)
         assert "(bias) matters" in words and "(scale) hardly matters" in words and words.count("does not replace") == 2
-    for head in (*made.mediators, *made.decoys["unread"]):
+    for head in (*made.roles.mediators, *made.roles.decoys["unread"]):
         assert shown(readers, head)["knockout"] == "less" and "does next to nothing" in conclusion(readers, head)
-    (mediator,) = made.mediators
+    (mediator,) = made.roles.mediators
     assert shown(readers, mediator)["restore_scale"] == "more", "the donor's z undoes what the readers wrote"
 
 
