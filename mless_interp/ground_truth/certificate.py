@@ -24,10 +24,10 @@ from ..runtime.results import Result
 from .identities import IDENTITIES, Case, Identity, tolerance_of
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"
-QUESTIONS = (
-    ("Anna has 3 apples and gets 4 more. How many apples does Anna have?", "7"),
-    ("Ben had 9 coins and lost 2. How many coins does Ben have?", "7"),
-    ("What is the sum of 12 and 30?", "42"),
+SMALL_SUMS = (
+    Problem("check-0", "Anna has 3 apples and gets 4 more. How many apples does Anna have?", "7"),
+    Problem("check-1", "Ben had 9 coins and lost 2. How many coins does Ben have?", "7"),
+    Problem("check-2", "What is the sum of 12 and 30?", "42"),
 )
 UNITS = (" /", "/", " ?", " .", "a")
 N_TOKENS = 12
@@ -159,8 +159,7 @@ def short_pairs(
 ) -> tuple[PromptPair, ...]:
     """Return a few short pairs with one token repeated 12 times: of `problems`, or of three small sums, the first `n`; the last
     of them again with the tokens after the question, and its answer, if it has one, behind them."""
-    made = [Problem(id=f"check-{i}", question=q, answer=a) for i, (q, a) in enumerate(QUESTIONS)]
-    asked = (list(problems) if problems is not None else made)[:n]
+    asked = list(SMALL_SUMS if problems is None else problems)[:n]
     model.need_tokenizer("certify_model without pairs")
     for unit in UNITS:
         insertion = Insertion.meaningless(unit, N_TOKENS)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.arguments import checked, count_of, listed, one_of
 from ..core.heads import Head
@@ -34,7 +34,6 @@ NO_EFFECT = "it has no effect"
 
 Activations = Mapping[str, Tensor]
 """Of one prompt by hook name, `[token, ...]`, and the `logits` of its last row; float64."""
-Hooks = Callable[[nn.Module], object] | Sequence[tuple[str, Callable[..., object]]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,7 +190,7 @@ def _exact(
 
 
 @contextmanager
-def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
+def _added(model: Model, hook: Any, calls: Counter[str]) -> Iterator[None]:
     """Have the user's hooks on the model and none of them afterwards; the calls of those with a name are counted."""
     library: Any = model.underlying
     if model.info.backend == "nnsight" and model.hf_model is not None:

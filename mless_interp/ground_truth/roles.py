@@ -1,7 +1,7 @@
 """Which heads of a planted model have which role, how much of the span's effect each carries, and what must be found."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import comb
 from typing import Any
@@ -171,33 +171,31 @@ class Roles:
         )
 
     def __post_init__(self) -> None:
-        if wrong := next(self._wrong(), None):
-            raise ValueError(wrong)
-
-    def _wrong(self) -> Iterator[str]:
         for head, tokens in self.reads_from.items():
             others = sorted(tokens - {*NUMBERS, ANSWER_ROW})
             if head not in self.readers:
-                yield f"reads_from: {head} is none of the readers (zero-based)"
+                raise ValueError(f"reads_from: {head} is none of the readers (zero-based)")
             if others or not tokens:
-                yield (
+                raise ValueError(
                     f"reads_from: {head} must look from the rows of {ANSWER_ROW!r} or of numbers ({NUMBERS[0]} to "
                     f"{NUMBERS[-1]}), which later heads read; got {others or 'no token'}"
                 )
             if _RARE < named_in(tokens) < _FREQUENT:
-                yield (
+                raise ValueError(
                     f"reads_from: {named_in(tokens):.0%} of the problems name one of {sorted(tokens)}, so whether most do is "
                     "left to chance: give 1 number (few problems do), or 8 or more (nearly all do)"
                 )
             if not self.direct(head) and not any(mediator.layer > head.layer for mediator in self.mediators):
-                yield f"reads_from: {head} looks from rows of numbers only, so it needs a mediator in a later layer"
+                raise ValueError(
+                    f"reads_from: {head} looks from rows of numbers only, so it needs a mediator in a later layer"
+                )
         for reader, earlier in {**self.conditional, **self.relayed, **self.recalls}.items():
             if earlier.layer >= reader.layer:
-                yield f"{reader} needs {earlier}, which must lie in an earlier layer (zero-based)"
+                raise ValueError(f"{reader} needs {earlier}, which must lie in an earlier layer (zero-based)")
         feeding = [head for head in self.usual if self.passes(head)]
         for mediator in self.mediators:
             if not any(reader.layer < mediator.layer for reader in feeding):
-                yield (
+                raise ValueError(
                     f"mediator {mediator} has nothing to carry: it must lie in a later layer than at least one reader "
                     f"that writes in the rows of numbers in most problems: {', '.join(map(str, feeding)) or 'there is none'}"
                 )
@@ -205,7 +203,7 @@ class Roles:
         chain = len(self.mediators) > 1 and len(self.readers) == 1 and not self.direct(self.readers[0])
         others_act = self.conditional or self.against or self.relayed or self.recalls or self.rare
         if self.combine != "sum" and (others_act or not (parallel or chain)):
-            yield (
+            raise ValueError(
                 f"combine={self.combine!r} needs two or more readers and no mediators, or two or more mediators and one "
                 "reader whose reads_from are numbers, and no conditional, opposing, relayed, recalling or rare readers"
             )

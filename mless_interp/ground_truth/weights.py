@@ -8,7 +8,7 @@ commutes with the rotation. All arithmetic is float64; `x` below is a normalised
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -74,8 +74,7 @@ class PlantedWeights:
 
     @property
     def d_head(self) -> int:
-        needed = len(self.channel) + _MIN_IDLE_CHANNELS
-        return next(size for size in count(16, 16) if self.n_heads * size >= needed)
+        return 16 * ceil((len(self.channel) + _MIN_IDLE_CHANNELS) / (16 * self.n_heads))
 
     @property
     def d_model(self) -> int:

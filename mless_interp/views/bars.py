@@ -65,8 +65,7 @@ def activation_histograms(shift: ActivationShift, *, contrast: str | None = None
     here = counts[(counts["contrast"] == contrast) & (counts["token_class"] == "all")]
     edges = np.append(here["bin_low"], here["bin_high"].iloc[-1])
     before, after = (here[f"{run}_density"].to_numpy() for run in ("before", "after"))
-    picture = Picture(figsize=(6.4, 4.6), layout="constrained")
-    above, below = picture.subplots(2, 1, height_ratios=(2.0, 1.0))
+    picture, (above, below) = plots.panel(6.4, 4.6, 2, 1, height_ratios=(2.0, 1.0))
     above.stairs(before, edges, fill=True, color=LINES[0][0], alpha=0.35, label="before")
     above.stairs(after, edges, color=LINES[1][0], linestyle=LINES[1][1], linewidth=1.4, label="after")
     shares = np.concatenate([before, after])
@@ -123,12 +122,12 @@ def token_bars(found: HeadWrites, *, top: int = 5) -> Picture:
     """
     table, chosen = found.table(), found.heads[:6]
     most = max(2, *((table["label"] == str(head)).groupby(table["of"]).sum().max() for head in chosen))
-    picture = Picture(figsize=(9.0, len(chosen) * (0.17 * min(most, 2 * top) + 0.75) + 0.6), layout="constrained")
+    height = len(chosen) * (0.17 * min(most, 2 * top) + 0.75) + 0.6
+    picture, panels = plots.panel(9.0, height, len(chosen), len(KINDS), squeeze=False)
     titles = {"Sigma": "takes from the span", "change": "writes more with the span", LOOKS: "looks at"}
     styles = [
         {"facecolor": LINES[at][0], "hatch": HATCHES[2 * at], "edgecolor": "white", "linewidth": 0} for at in (0, 1)
     ]
-    panels = picture.subplots(len(chosen), len(KINDS), squeeze=False)
     for row, head in enumerate(chosen):
         for axes, kind in zip(panels[row], KINDS, strict=True):
             rows = table[(table["label"] == str(head)) & (table["of"] == kind)]
@@ -151,5 +150,5 @@ def token_bars(found: HeadWrites, *, top: int = 5) -> Picture:
             axes.set_title(f"{head} {titles[kind]}", fontsize=8)
     picture.suptitle(words_of(found), fontsize=9)
     words = ("promoted, preferred", "suppressed, avoided")
-    plots.key_below(picture, handles=plots.key(list(zip(words, styles, strict=True))))
+    plots.key_below(picture, list(zip(words, styles, strict=True)))
     return picture

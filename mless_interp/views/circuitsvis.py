@@ -76,8 +76,8 @@ def difference_of(first: Patterns, last: Patterns) -> tuple[tuple[str, ...], np.
     """Return texts, values `[head, dest, src]`, "all" or "shared": the last panel minus the first, on tokens that both have."""
     if np.array_equal(first.base, last.base):
         return first.texts, last.values - first.values, "all"
-    both = sorted(set(first.base[first.base >= 0]) & set(last.base[last.base >= 0]))
-    before, after = ([int(np.flatnonzero(panel.base == token)[0]) for token in both] for panel in (first, last))
+    both, *places = np.intersect1d(first.base, last.base, return_indices=True)
+    before, after = (at[both >= 0] for at in places)
     values = last.values[:, after][:, :, after] - first.values[:, before][:, :, before]
     return tuple(first.texts[at] for at in before), values, "shared"
 
@@ -234,8 +234,12 @@ def attention_view(read: PairAttention) -> View:
     if len(read.heads) > len(heads):
         words.append(f"To keep the page small, the first {len(heads)} of {len(read.heads)} heads are drawn.")
     title = visible(f"Attention, problem {read.problem_id}: {read.insertion}")
-    legend = _legend("attention", scale, less=False, inserted=bool(read.n_inserted))
-    legend += _legend("difference", scale, less=True, inserted=False) * (len(panels) > 1)
+    more, less, mark = COLOURS
+    legend = _legend("attention", "0", f"#fff,{more}", scale)
+    if read.n_inserted:
+        legend += f'<span><span class="mless-mark" style="background:{mark}"></span>inserted tokens</span>'
+    if len(panels) > 1:
+        legend += _legend("difference", f"−{scale:.3g}", f"{less},#fff,{more}", scale)
     figures = "".join(
         f'<figure><figcaption>{html.escape(each)} · <span class="mless-head-name"></span></figcaption>'
         '<div class="mless-chart"></div></figure>'
@@ -261,11 +265,8 @@ def attention_view(read: PairAttention) -> View:
     return View(title, body, {"heads": names, "scale": float(f"{scale:.4g}"), "colours": COLOURS, "charts": packed})
 
 
-def _legend(what: str, scale: float, *, less: bool, inserted: bool) -> str:
-    more, fewer, mark = COLOURS
-    left, bar = (f"−{scale:.3g}", f"{fewer},#fff,{more}") if less else ("0", f"#fff,{more}")
-    swatch = f'<span><span class="mless-mark" style="background:{mark}"></span>inserted tokens</span>'
+def _legend(what: str, least: str, colours: str, most: float) -> str:
     return (
-        f'<span>{what}: {left}<span class="mless-bar" style="background:linear-gradient(to right,{bar})"></span>'
-        f"{scale:.3g} and more</span>{swatch * inserted}"
+        f'<span>{what}: {least}<span class="mless-bar" style="background:linear-gradient(to right,{colours})"></span>'
+        f"{most:.3g} and more</span>"
     )

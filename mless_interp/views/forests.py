@@ -47,13 +47,13 @@ def forest(
     """
     table = plots.head_table(found)
     located = found if isinstance(found, LocatedHeads) and value is None else None
-    value, quantity = plots.chosen_column(found, table, value)
+    value, _, label = plots.chosen_column(found, table, value)
     if located is not None:
         measures = [measure for measure in LOCATED if measure[0] in table and table[measure[0]].notna().any()]
         label = f"part of the insertion's effect ({located.unit}; below 0: against it)"
     else:
         measures = [(value, value.replace("_", " "), FILLED)]
-        label, table = plots.label_of(found, value, quantity), largest_first(table, value)
+        table = largest_first(table, value)
     names = [str(Head(int(a), int(b))) for a, b in zip(table["layer"], table["head"], strict=True)]
     table = table.set_axis(names)
     if heads is None:
@@ -116,7 +116,7 @@ def read_effects(found: ReadEffects) -> Picture:
     beside the smallest effect of interest, which is the band.
     """
     table = turned(found, found.table())
-    value, quantity = plots.chosen_column(found, table, None)
+    value, quantity, _ = plots.chosen_column(found, table, None)
     heads = list(table.groupby("label", sort=False))
     reach = found.whole.delta / (abs(float(found.whole.median.estimate)) if value == "share" else 1)
     titles = [str(label) for label, _ in heads]
@@ -133,7 +133,7 @@ def read_effects(found: ReadEffects) -> Picture:
     entries = [(words, point | style) for each, (style, words) in READ_MARKS.items() if (table["shown"] == each).any()]
     if np.isfinite(reach):
         entries.append(("smallest effect of interest", {"facecolor": "0.9", "edgecolor": "none"}))
-    key_below(picture, ncols=3, handles=plots.key(entries))
+    key_below(picture, entries, ncols=3)
     return picture
 
 
@@ -141,8 +141,9 @@ def _panels(titles: Sequence[str], *, sharex: bool = False) -> tuple[Picture, li
     """Return a picture with axes of these titles for forests of the same rows, three beside each other."""
     columns = min(3, len(titles))
     rows = -(-len(titles) // columns)
-    picture = Picture(figsize=(2.7 * columns + 1.9, 1.9 * rows + 1.0), layout="constrained")
-    places = picture.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=True).ravel().tolist()
+    size = (2.7 * columns + 1.9, 1.9 * rows + 1.0)
+    picture, grid = panel(*size, rows, columns, squeeze=False, sharex=sharex, sharey=True)
+    places = grid.ravel().tolist()
     for axes, title in zip(places, titles, strict=False):
         axes.set_title(title, fontsize=8)
         axes.tick_params(labelbottom=True)

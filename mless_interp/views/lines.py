@@ -62,8 +62,7 @@ def compare_profiles(panels: Sequence[tuple[str, Head | str, Mapping[str, Attent
 
 
 def _grid(columns: int, rows: int) -> tuple[Picture, np.ndarray]:
-    picture = Picture(figsize=(max(4.6, 3.9 * columns), 2.9 * rows + 0.3), layout="constrained")
-    return picture, picture.subplots(rows, columns, squeeze=False)
+    return plots.panel(max(4.6, 3.9 * columns), 2.9 * rows + 0.3, rows, columns, squeeze=False)
 
 
 def _draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
@@ -118,8 +117,7 @@ def set_growth(found: MinimalSets) -> Picture:
     share that was asked for, the grey bar at the end what random sets of the same size and layers do on the fresh problems.
     """
     longest = max(1, *(len(each.steps) for each in found.both))
-    picture = Picture(figsize=(2 * (0.32 * longest + 2.8), 4.4), layout="constrained")
-    places: np.ndarray = picture.subplots(1, 2, sharey=True)
+    picture, places = plots.panel(2 * (0.32 * longest + 2.8), 4.4, 1, 2, sharey=True)
     for axes, each in zip(places, found.both, strict=True):
         table = found.growth(each)[lambda made: made["set"] == "step"]
         x = np.arange(len(table))
@@ -148,8 +146,7 @@ def dose_response(found: DoseResponse) -> Picture:
     interval over problems, and thick grey the slope 1 that identical tokens give in the first layer; the legend has the
     mean's slope with its interval. Right: each number's median effect on the outcome with its interval.
     """
-    picture = Picture(figsize=(11.4, 3.6), layout="constrained")
-    doses, places = found.doses, picture.subplots(1, 3)
+    doses, (picture, places) = found.doses, plots.panel(11.4, 3.6, 1, 3)
     for column, (condition, title) in enumerate((("held", "positions held"), ("inserted", "as inserted"))):
         axes, table = places[column], found.reading_table(condition)
         axes.plot(doses, table["slope_1"], color="0.8", linewidth=5, label="slope 1", zorder=0)

@@ -31,7 +31,7 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
     of largest magnitude carry their number; `limit`: the end of the colours (None: the largest magnitude).
     """
     table = plots.head_table(found)
-    value, quantity = plots.chosen_column(found, table, value)
+    value, quantity, label = plots.chosen_column(found, table, value)
     grid = np.full((int(table["layer"].max()) + 1, int(table["head"].max()) + 1), np.nan)
     grid[table["layer"], table["head"]] = table[value].astype(float)
     signed = quantity.signed or bool((grid[np.isfinite(grid)] < 0).any())
@@ -57,7 +57,7 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
     axes.set_xticks(range(0, grid.shape[1], max(1, grid.shape[1] // 14)))
     axes.set_yticks(range(0, grid.shape[0], max(1, grid.shape[0] // 14)))
     name_axes(axes, x="head (zero-based)", y="layer (zero-based)", title=words_of(found))
-    plots.colour_bar(image, axes, plots.label_of(found, value, quantity), shrink=0.95)
+    plots.colour_bar(image, axes, label, shrink=0.95)
     entries: list[tuple[str, Style]] = []
     if hatched:
         claim = quantity.claim or f"{count_of(len(table), 'head')} tested"
@@ -69,7 +69,7 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
         picture.set_figheight(picture.get_figheight() + 0.17 * max(0, len(entries) - 2))
-        plots.key_below(picture, handles=plots.key(entries))
+        plots.key_below(picture, entries)
     return picture
 
 
@@ -81,7 +81,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> P
     `value`: the column to draw (default: the share of the effect, where that is known).
     """
     table = turned(found, found.table())
-    value, quantity = plots.chosen_column(found, table, value)
+    value, quantity, label = plots.chosen_column(found, table, value)
     if isinstance(found, SitePatches):
         of_span = "; of the span" if found.positions[-1].startswith("span ") else ""
         x, y = f"token of the question, from either end{of_span}", "layer (zero-based)"
@@ -96,7 +96,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> P
     with np.errstate(invalid="ignore"):
         hatched = p < found.level
     ticks = [name.removeprefix("row ").removeprefix(POSITION) for name in names]
-    options: Style = {"limit": plots.end_of(grids), "label": plots.label_of(found, value, quantity), "axes": (x, y)}
+    options: Style = {"limit": plots.end_of(grids), "label": label, "axes": (x, y)}
     claim = f"p < {found.level:.3g}, corrected: {quantity.claim}"
     picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, claim, **options)
     picture.suptitle(words_of(found), fontsize=9)
@@ -144,8 +144,7 @@ def _draw_panels(
 ) -> tuple[Picture, plots.Colorbar]:
     """Draw maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`, which claims something."""
     width, height = max(2.7, wide * len(columns) + 0.95), max(2.2, 0.24 * len(rows) + 1.2)
-    picture = Picture(figsize=(width * len(grids) + 1.0, height + 0.5), layout="constrained")
-    places: np.ndarray = picture.subplots(1, len(grids), squeeze=False)
+    picture, places = plots.panel(width * len(grids) + 1.0, height + 0.5, 1, len(grids), squeeze=False)
     image: Any = None
     for at, (here, grid) in enumerate(zip(places[0], grids, strict=True)):
         marked = [(int(row), int(column)) for row, column in np.argwhere(hatched[at])]
@@ -154,7 +153,7 @@ def _draw_panels(
         plots.name_ticks(here.yaxis, rows)
         name_axes(here, x=axes[0], y=axes[1] if at == 0 else None, title=titles[at] or None)
     if hatched.any():
-        plots.key_below(picture, handles=plots.key([(claim, plots.STROKES)]))
+        plots.key_below(picture, [(claim, plots.STROKES)])
     return picture, plots.colour_bar(image, places, label, shrink=0.9)
 
 
@@ -213,7 +212,7 @@ def path_graph(found: PathEffects) -> Picture:
     ]
     if rows.empty:
         entries = [(found.why_none(), none)]
-    plots.key_below(picture, handles=plots.key(entries), ncols=1)
+    plots.key_below(picture, entries, ncols=1)
     return picture
 
 

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 from matplotlib import font_manager
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colorbar import Colorbar
@@ -28,7 +27,7 @@ from matplotlib.text import Text
 
 from ..core.arguments import Arguments
 from ..runtime.columns import column_of
-from ..runtime.results import Quantity, Result, place_of, turned
+from ..runtime.results import Quantity, Result, ends_of, place_of, turned
 from ..runtime.text_safety import code_of, one_line, short_name, shortened, visible
 from . import show_after_cell
 
@@ -108,10 +107,10 @@ def _letter(letter: str) -> str:
     return letter if letter.isascii() or font.get_char_index(ord(letter)) else code_of(letter)
 
 
-def panel(width: float, height: float) -> tuple[Picture, Axes]:
-    """Return a picture of this size in inches with one pair of axes."""
+def panel(width: float, height: float, *grid: int, **options: Any) -> tuple[Picture, Any]:
+    """Return a picture of this size in inches with one pair of axes, or with those of a grid (rows, columns)."""
     picture = Picture(figsize=(width, height), layout="constrained")
-    return picture, picture.add_subplot()
+    return picture, picture.subplots(*grid, **options)
 
 
 def words_of(result: Result, *names: str) -> str:
@@ -128,21 +127,18 @@ def head_table(found: Result) -> pd.DataFrame:
     return table
 
 
-def chosen_column(found: Result, table: pd.DataFrame, value: str | None) -> tuple[str, Quantity]:
-    """Return the column to draw (None: the result's own choice), and what it is."""
+def chosen_column(found: Result, table: pd.DataFrame, value: str | None) -> tuple[str, Quantity, str]:
+    """Return the column to draw (None: the result's own choice), what it is, and its heading with the unit."""
     value = found.default_column(table) if value is None else value
     place_of(value, table.columns, "column")
-    return value, found.quantity(value)
-
-
-def label_of(found: Result, value: str, quantity: Quantity) -> str:
-    """Return a column's heading with its unit."""
-    return column_of(value, found.declared()).heading + (f" ({quantity.unit})" if quantity.unit else "")
+    quantity = found.quantity(value)
+    unit = f" ({quantity.unit})" if quantity.unit else ""
+    return value, quantity, column_of(value, found.declared()).heading + unit
 
 
 def with_limits(table: pd.DataFrame, column: str, limits: tuple[str, str] | None = None) -> np.ndarray:
     """Return a column with the limits of its interval, `[3, row]`: estimate, low, high; NaN where it has none."""
-    low, high = limits or (f"{column}_ci_low", f"{column}_ci_high")
+    low, high = limits or ends_of(column)
     return table.reindex(columns=[column, low, high]).to_numpy(dtype=float).T
 
 
@@ -161,17 +157,15 @@ def name_ticks(axis: Axis, names: Sequence[object], places: Values | None = None
     axis.set_ticks([], minor=True)
 
 
-def key(entries: Sequence[tuple[str, Style]]) -> list[Artist]:
-    """Return legend handles: (words, style of a patch, or of a line where it has no facecolor)."""
-    return [
-        Patch(label=words, **style) if "facecolor" in style else Line2D([], [], label=words, **style)
-        for words, style in entries
-    ]
-
-
-def key_below(picture: Figure, *, ncols: int = 2, **options: object) -> None:
-    """Draw the legend of a whole picture under it: in fewer columns, and wrapped, where the picture is too narrow for it."""
+def key_below(picture: Figure, entries: Sequence[tuple[str, Style]] = (), *, ncols: int = 2, **options: object) -> None:
+    """Draw the legend of a whole picture under it: in fewer columns, and wrapped, where the picture is too narrow for it.
+    `entries`: (words, style of a patch, or of a line where it has no facecolor); without them, of what has a label."""
     made: Arguments = {"loc": "outside lower center", "fontsize": 7, "frameon": False, **options}
+    if entries:
+        made["handles"] = [
+            Patch(label=words, **style) if "facecolor" in style else Line2D([], [], label=words, **style)
+            for words, style in entries
+        ]
     legend, room = picture.legend(ncols=ncols, **made), int(LETTERS_PER_INCH * picture.get_figwidth())
     if any(len(text.get_text()) > room // ncols for text in legend.get_texts()):
         legend.remove()

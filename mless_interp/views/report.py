@@ -213,13 +213,10 @@ class Report:
             many = sum(part.kind in ("head_map", "picture") for part in page.parts) >= OPEN_PICTURES
             drawing = self.blank().figure(picture, caption)
             page = page.folded(_short(caption), drawing) if many else page._with(*drawing.parts)
-        tables = [
-            TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
-            for each in shown.tables
-        ]
-        for each in tables:
+        for each in shown.tables:
+            table = TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
             is_first = not any(isinstance(part, TextTable) for part in page.parts)
-            page = page._with(each) if is_first else page.folded(_short(each.caption), self.blank()._with(each))
+            page = page._with(table) if is_first else page.folded(_short(table.caption), self.blank()._with(table))
         found = [self.answer, *(part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer")]
         known = {each.partition(";")[0].rstrip(".") for each in found} | {each.rstrip(".") for each in found}
         said = [text for text in result.explain().splitlines() if text.rstrip(".") not in known]

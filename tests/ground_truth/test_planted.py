@@ -44,7 +44,9 @@ def test_the_readers_and_no_others_read_in_long_prompts() -> None:
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 55))
     found = patch_heads(model, pairs, edit="knockout", progress=False)
     shares = found.per_head.mean(0) / found.total_effect.mean()
-    assert {head for head, share in zip(found.heads, shares, strict=True) if abs(share) > 0.05} == set(made.roles.readers)
+    assert {head for head, share in zip(found.heads, shares, strict=True) if abs(share) > 0.05} == set(
+        made.roles.readers
+    )
 
 
 def effect(planted: PlantedModel, unit: str) -> float:
