@@ -4,8 +4,6 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 import mless_interp as mi
 
 CIRCUITS = tuple(
@@ -14,9 +12,7 @@ CIRCUITS = tuple(
 """What `random_planted` can draw."""
 
 
-def random_planted(
-    seed: int, *, circuit: str = "plain", dtype: torch.dtype = torch.float32, null: bool = False
-) -> mi.ground_truth.PlantedModel:
+def random_planted(seed: int, *, circuit: str = "plain", null: bool = False) -> mi.ground_truth.PlantedModel:
     """A planted model with geometry and heads drawn at random, for benchmarks.
 
     2-6 layers, 8-28 query heads, grouped or full attention, 0-2 decoys of each kind, either sign, and by `circuit`:
@@ -113,13 +109,10 @@ def random_planted(
         seed=seed,
         sign=rng.choice((1, -1)),
         null=null,
-        dtype=dtype,
         **more,
     )
 
 
-def planted_examples(
-    n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> Iterator[mi.ground_truth.PlantedModel]:
+def planted_examples(n: int, *, seed: int = 0) -> Iterator[mi.ground_truth.PlantedModel]:
     """`n` random planted models, one after the other of each of `CIRCUITS`; model i depends on `seed` + i only."""
-    return (random_planted(each, circuit=CIRCUITS[each % len(CIRCUITS)], dtype=dtype) for each in range(seed, seed + n))
+    return (random_planted(each, circuit=CIRCUITS[each % len(CIRCUITS)]) for each in range(seed, seed + n))

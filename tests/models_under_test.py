@@ -120,7 +120,8 @@ def planted_here(seed: int = 1, **settings: Any) -> tuple[PlantedModel, Model]:
     """A small planted model (2 layers of 8 heads unless told otherwise) behind the bridge; `random` draws its geometry."""
     from mless_interp.models.transformer_lens import bridge_from
 
-    settings |= {name: dict(settings[name]) for name in ("reads", "recalls") if name in settings}
+    if "recalls" in settings:
+        settings["recalls"] = dict(settings["recalls"])
     if settings.pop("random", False):
         from random_circuits import random_planted  # of benchmarks/, which scripts do not see
 

@@ -260,7 +260,7 @@ def _changed(model: Model, name: str, right: Activations, hooked: Activations) -
     layer, what = parsed(name) or (-1, name)
     old, new = right[name], hooked[name]
     if what == "attn.hook_z":
-        every = [Head(layer, at) for at in range(model.info.n_heads)]
+        every = [head for head in model.info.heads if head.layer == layer]
         return listed(head for head in every if _differs(model, old[:, head.head], new[:, head.head]))
     if what == "logits":
         return "the logits alone"
@@ -292,7 +292,7 @@ def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head) -> tu
     error = apart(meant, value[: len(meant)]).relative
     if error <= tolerance_of(model):
         return AS_MEANT, error
-    for words, other in _candidates(model, run, head):
+    for words, other in _candidates(model, run):
         first = (value - other[0]).abs().amax(1) <= tolerance_of(model) * other.abs().max()
         for start in first.nonzero()[:, 0].tolist():
             rows = min(len(value) - start, len(other))
@@ -307,14 +307,12 @@ def _z_of(run: Activations, head: Head) -> Tensor:
     return run[site(head.layer, "attn.hook_z")][:, head.head]
 
 
-def _candidates(model: Model, run: Activations, head: Head) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a capture could be instead, in words: the head itself at other rows, other heads, what attention adds."""
-    layers = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
-    numbers = sorted(range(model.info.n_heads), key=lambda number: number != head.head)
-    for other in [Head(layer, number) for layer in layers for number in numbers]:
-        yield f"z of {other}", _z_of(run, other)
+def _candidates(model: Model, run: Activations) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a capture could be instead, in words: a head, itself at other rows or another, or what attention adds."""
+    for head in model.info.heads:
+        yield f"z of {head}", _z_of(run, head)
     width = model.info.d_head
-    for name in [site(layer, "hook_attn_out") for layer in layers]:
+    for name in [site(layer, "hook_attn_out") for layer in range(model.info.n_layers)]:
         for start in range(0, model.info.d_model - width + 1, width):
             words = f"coordinates {start} to {start + width - 1} of {name}, {MIXED}"
             yield words, run[name][:, start : start + width]

@@ -30,18 +30,15 @@ DOSES = (4, 16)
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One layer of a run: `pattern` `[H, T, K]` rebuilt from rotated q and k (or the library's `own` where it does not show
-    them), `v` `[H, K, d]`, `z` `[H, T, d]`, `visible` `[1|H, T, K]`. A learned sink is one more key, whose value is 0."""
+    them), `v` `[H, K, d]`, `z` `[H, T, d]`, `visible` `[1|H, T, K]`, `span` `[K]` the inserted keys. A learned sink is one more
+    key, whose value is 0."""
 
     pattern: Tensor
     v: Tensor
     z: Tensor
     own: Tensor | None
     visible: Tensor
-
-    def mask(self, tokens: Tensor) -> Tensor:
-        """Return a mask over tokens as one over the keys."""
-        more = self.pattern.shape[2] - len(tokens)
-        return torch.nn.functional.pad(tokens.to(self.pattern.device), (0, more), value=False)
+    span: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +83,14 @@ class Case:
             assert own is not None
             pattern = with_sink_key(own, visible=visible)[0] if rule.n_extra else own
         values = torch.nn.functional.pad(values_of_heads(v, self.model.info.n_heads), (0, 0, 0, rule.n_extra))
-        return Layer(pattern, values, z.transpose(0, 1), own, with_extra(visible, rule, value=True).to(pattern.device))
+        masks = with_extra(visible, rule, value=True), with_extra(self.pair.span_mask.to(z.device), rule)
+        return Layer(pattern, values, z.transpose(0, 1), own, *(mask.to(pattern.device) for mask in masks))
 
     def parts(self, layer: Layer) -> tuple[Tensor, Tensor]:
         """Return lambda `[H, shared]` and Sigma `[H, shared, d]` of a run with the span."""
-        span = layer.mask(self.pair.span_mask)
-        lam = metrics.retained_mass(layer.pattern, span=span, visible=layer.visible)[:, self.pair.shared]
-        return lam, span_output(layer.pattern, layer.v, span=span, visible=layer.visible)[:, self.pair.shared]
+        masks = {"span": layer.span, "visible": layer.visible}
+        lam = metrics.retained_mass(layer.pattern, **masks)
+        return self.shared(lam), self.shared(span_output(layer.pattern, layer.v, **masks))
 
     def shared(self, values: Tensor) -> Tensor:
         """Return `[H, T, ...]` at the tokens that both prompts have."""
@@ -210,9 +208,7 @@ def one_vector(case: Case) -> Finding:
 
 def renormalised(case: Case) -> Finding:
     after, gap = case.layer("inserted"), case.layer("gap")
-    extra = torch.arange(len(case.pair.inserted), after.pattern.shape[-1])
-    at = torch.cat([case.pair.shared, extra]).to(after.pattern.device)
-    rows = metrics.renormalised_rows(case.shared(after.pattern), alignment=at)
+    rows = metrics.renormalised_rows(case.shared(after.pattern), alignment=(~after.span).nonzero()[:, 0])
     kept = ~rows.isnan().any(-1)
     divergence = metrics.jensen_shannon_divergence(gap.pattern, rows)[kept]
     return worst([apart(rows[kept], gap.pattern[kept]), Finding(float(divergence.double().max()), 1.0)])
@@ -265,9 +261,8 @@ def scale_and_bias(case: Case) -> Finding:
 def entropy_splits(case: Case) -> Finding:
     found = []
     for run in [case.layer("inserted", layer) for layer in case.layers]:
-        span, visible = run.mask(case.pair.span_mask), run.visible
-        between, outside, inside = metrics.entropy_chain(run.pattern, span=span, visible=visible)
-        found.append(apart(metrics.attention_entropy(run.pattern, visible=visible), between + outside + inside))
+        between, outside, inside = metrics.entropy_chain(run.pattern, span=run.span, visible=run.visible)
+        found.append(apart(metrics.attention_entropy(run.pattern, visible=run.visible), between + outside + inside))
     return worst(found)
 
 

@@ -128,7 +128,6 @@ def planted_model(
     recalls: Mapping[Head, Head] | None = None,
     reads_from: Mapping[Head, Iterable[str]] | None = None,
     combine: str = "sum",
-    dtype: torch.dtype = torch.float32,
 ) -> PlantedModel:
     """Build a model whose readers, mediators and decoys are exactly the given heads (zero-based).
 
@@ -150,7 +149,7 @@ def planted_model(
       readers without mediators, or one reader from rows of numbers and two or more mediators.
 
     Readers' nominal `.shares` of the span's effect add up to 1, a mediator's is the part of theirs that passes through it. One
-    below 0.1 is refused: such heads do not differ from noise. Weights are computed in float64.
+    below 0.1 is refused: such heads do not differ from noise. Weights are computed in float64 and held in float32.
 
     >>> planted_model(n_heads=8, n_key_value_heads=2).truth
     {L0H0: 'silent', L0H1: 'unread', L0H3: 'reader', L0H6: 'reader', L1H0: 'avoids', L1H1: 'mediator', L1H2: 'copier'}
@@ -182,14 +181,13 @@ def planted_model(
         eos_token_id=vocabulary.tokens.index(EOS),
         bos_token_id=None,
         architectures=[LlamaForCausalLM.__name__],
-        dtype=dtype,
+        dtype=torch.float32,
     )
     # the random initialisation is replaced, and the caller's generator left alone
     with torch.random.fork_rng(devices=[]):
         model = LlamaForCausalLM(config)
-    model.to(dtype=dtype).load_state_dict(plan.state_dict())  # type: ignore[call-arg]
+    model.float().load_state_dict(plan.state_dict())
     said = vars(roles) | {"n_heads": n_heads, "n_key_value_heads": n_key_value_heads, "seed": seed, "sign": sign}
     said |= {"reads": reads, "noise": noise, "null": null}
-    said["reads_from"] = {head: sorted(tokens) for head, tokens in roles.reads_from.items()}
     tokenizer = build_tokenizer(vocabulary.tokens, model_max_length=MAX_POSITIONS)
     return PlantedModel(model.eval(), tokenizer, roles, shares, vocabulary, settings=plain(said))

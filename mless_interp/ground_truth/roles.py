@@ -124,15 +124,9 @@ class Roles:
         one_of(asked["combine"], ("sum", "any", "all"), "combine")
         behind = {name: dict(asked[name] or {}) for name in ("conditional", "relayed", "recalls")}
         given = _by_kind(asked)
-        for heads in given.values():
-            check_heads(heads, n_layers=n_layers or 1000, n_heads=n_heads)
-        every = [(head, kind) for kind, heads in given.items() for head in heads]
-        n_layers = n_layers or max([2, *(head.layer + 1 for head, _ in every)])
-        kind_of: dict[Head, str] = {}
-        for head, kind in every:
-            if head in kind_of:
-                raise ValueError(f"{head} is given two roles, {kind_of[head]} and {kind} (zero-based)")
-            kind_of[head] = kind
+        taken = [head for heads in given.values() for head in heads]
+        check_heads(taken, n_layers=n_layers or 1000, n_heads=n_heads)
+        n_layers = n_layers or max([2, *(head.layer + 1 for head in taken)])
         brings = bool(given["reader"] or any(behind.values()))
         if (brings or given["mediator"] or given["against"]) if null else (asked["readers"] is not None and not brings):
             raise ValueError("name at least one reader, or ask for null=True, a model without readers and mediators")
@@ -140,8 +134,8 @@ class Roles:
         def choose(kind: str, layers: Iterable[int], wanted: int = 0) -> None:
             """Give a kind one more head, `wanted` where that is free; no head takes another's place."""
             for head in [Head(layer, at) for layer in layers for at in (wanted, *range(n_heads))]:
-                if head not in kind_of:
-                    kind_of[head] = kind
+                if head not in taken:
+                    taken.append(head)
                     given[kind].append(head)
                     return
             raise ValueError(f"no head is free for the default {kind}: give more heads or layers, or name one")

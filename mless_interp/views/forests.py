@@ -54,16 +54,14 @@ def forest(
     else:
         measures = [(value, value.replace("_", " "), FILLED)]
         table = largest_first(table, value)
-    names = [str(Head(int(a), int(b))) for a, b in zip(table["layer"], table["head"], strict=True)]
-    table = table.set_axis(names)
     if heads is None:
         shown = table.head(max(top, int(table["kind"].isin(NAMED).sum()) if "kind" in table else 0))
     else:
-        shown = table.iloc[[place_of(str(head), names, "head (zero-based)") for head in as_heads(heads)]]
+        shown = table.iloc[[place_of(str(head), table["label"], "head (zero-based)") for head in as_heads(heads)]]
     rows = []
-    for head, row in zip(shown.index, shown.to_dict("records"), strict=True):
+    for row in shown.to_dict("records"):
         against = " against the effect" * (row.get("sense") == "against")
-        rows.append(str(head) + (f"\n{row['kind']}{against}" if row.get("kind") in NAMED else ""))
+        rows.append(row["label"] + (f"\n{row['kind']}{against}" if row.get("kind") in NAMED else ""))
     series = [(name, with_limits(shown, each), style) for each, name, style in measures]
     picture, axes = panel(7.2, 1.5 + (0.45 if located else 0.33) * len(rows))
     draw_forest(axes, rows, series)

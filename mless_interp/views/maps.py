@@ -39,17 +39,16 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
     named = table[table["kind"].isin(NAMED)] if "kind" in table else table.head(0)
     ranked = largest_first(table, value).dropna(subset=[value]).head(top)
     texts = {(row.layer, row.head): str(row.head) for row in ranked.itertuples()}
+    picture, axes = plots.panel(max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9))
+    hatched = list(zip(sure["layer"], sure["head"], strict=True))
+    image = draw_cells(axes, grid, limit=limit or plots.end_of(grid), diverging=signed, hatched=hatched)
     words = {}  # letters of a kind -> what they mean
     for row in named.itertuples():
+        axes.add_patch(plots.Rectangle((row.head - 0.45, row.layer - 0.45), 0.9, 0.9, fill=False, **FRAME))
         kind, against = KINDS[row.kind], row.sense == "against"
         letters = "−" * against + kind.letters
         texts[row.layer, row.head] = f"{row.head}{letters}"
         words[letters] = f"{letters}: {kind.name.replace('+', ' and ')}" + " against the effect" * against
-    picture, axes = plots.panel(max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9))
-    hatched = list(zip(sure["layer"], sure["head"], strict=True))
-    image = draw_cells(axes, grid, limit=limit or plots.end_of(grid), diverging=signed, hatched=hatched)
-    for layer, head in zip(named["layer"], named["head"], strict=True):
-        axes.add_patch(plots.Rectangle((head - 0.45, layer - 0.45), 0.9, 0.9, fill=False, **FRAME))
     for (layer, head), text in texts.items():
         box = {"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 0.8}
         size = min(7.5, 27.0 / len(text))  # as wide as its cell at most
@@ -93,8 +92,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> P
         x = "position in the prompt"
     shape = len(titles), len(rows), len(names)
     grids, p = (table[name].to_numpy(dtype=float).reshape(shape) for name in (value, "p_corrected"))
-    with np.errstate(invalid="ignore"):
-        hatched = p < found.level
+    hatched = p < found.level
     ticks = [name.removeprefix("row ").removeprefix(POSITION) for name in names]
     options: Style = {"limit": plots.end_of(grids), "label": label, "axes": (x, y)}
     claim = f"p < {found.level:.3g}, corrected: {quantity.claim}"

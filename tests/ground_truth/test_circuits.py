@@ -197,7 +197,7 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
         (lambda: planted_model([A], reads_from={A: ["has"]}), r"must look from the rows of .*got \['has'\]"),
         (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "58% of the problems name one of .*left to chance"),
         (lambda: planted_model([Head(0, 28)]), r"L0H28: query head 28 is out of range \(zero-based\)"),
-        (lambda: planted_model([A], decoys={"silent": [A]}), "two roles, reader and silent"),
+        (lambda: planted_model([A], decoys={"silent": [A]}), "L0H1 is given twice"),
         *((lambda also=also: planted_model([A, B], [], combine="any", **also), "combine='any' needs two or more readers")
           for also in ({"conditional": {E: D}}, {"against": [D]}, {"relayed": {E: D}}, {"recalls": {E: D}})),
         (lambda: planted_model([A], reads_from={A: []}), "must look from the rows of .*got no token"),
