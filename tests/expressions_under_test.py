@@ -119,7 +119,7 @@ def cast(**asked: Any) -> list[Any]:
     left_out = "readers mediators decoys copier n_layers conditional relayed recalls reads_from".split()
     given: Any = {**dict.fromkeys(left_out), "n_heads": 8, "null": False, "against": (), "combine": "sum", **asked}
     made = roles.Roles.fill(**given)
-    shown = {(head, of): made.expected(head, of) for head in made.kinds for of in ("content", "computed")}
+    shown = {head: made.expected(head) for head in made.kinds}
     return [made.kinds, made.n_layers, made.edges(), shown, made.threshold, *roles.shares_and_gains(made, 1)]
 
 

@@ -28,7 +28,6 @@ class Expected:
     sense: int = 1
 
 
-_NOTHING = Expected("negligible", 0)
 _EXPECTED = {
     **dict.fromkeys(("reader", "relay", "recaller"), Expected("reader")),
     "against": Expected("reader", -1),
@@ -42,8 +41,6 @@ _EXPECTED = {
 }
 """All others are negligible: they write where nobody reads, nothing that changes with the span, in a few problems only, or in
 the rows of the span, which are the same in both runs."""
-_COMPUTED = {"thinker": Expected("reader"), "recaller": Expected("mediator")}
-"""What the contrast of a span that has read the question with a blind one must show: of all other heads, nothing."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +104,12 @@ class Roles:
         found |= {(str(switch), str(reader)): "q" for reader, switch in self.conditional.items()}
         return found | {(last, "logits"): ""}
 
-    def expected(self, head: Head, contrast: str = "content") -> Expected:
+    def expected(self, head: Head) -> Expected:
         """Return the verdict a head must get in most problems of a model with readers; where spans think (`recalls`), of one
         that stands after the question."""
         kind = "rare" if head in self.rare else self.kinds.get(head, "idle")
-        if contrast == "computed":
-            return _COMPUTED.get(kind, _NOTHING)
         single = self.combine == "sum" or (kind != "mediator" and (kind != "reader" or self.mediators))
-        return _EXPECTED.get(kind if single else f"{kind} {self.combine}", _NOTHING)
+        return _EXPECTED.get(kind if single else f"{kind} {self.combine}", Expected("negligible", 0))
 
     @classmethod
     def fill(cls, *, n_layers: int | None, n_heads: int, null: bool, **asked: Any) -> "Roles":

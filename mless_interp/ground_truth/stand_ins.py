@@ -11,7 +11,6 @@ import torch
 from tokenizers import processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from ..core.arguments import check_count
 from ..models.base import Model
 from ..models.load import load_model
 from ..prompts.problems import Problem
@@ -49,7 +48,6 @@ def stand_in(
 
 def stand_in_problems(n: int, *, seed: int = 0) -> tuple[Problem, ...]:
     """Return problems in the words that the stand-ins' tokenizer knows, 40 to 60 tokens long."""
-    check_count(n, name="n")
     drawn = draw_records(draw_vocabulary(0), n, seed=seed, name="stand-in", n_clauses=(4, 5))
     return tuple(Problem.from_dict({key: value for key, value in found.items() if key != "system"}) for found in drawn)
 

@@ -121,8 +121,7 @@ def number(weight: torch.Tensor) -> float:
 
 def told(made: PlantedModel) -> dict[str, Any]:
     """All that a planted model declares, its problems, and a number for each of its weights."""
-    contrasts = {at: {head: made.roles.expected(head, at) for head in made.expected} for at in ("content", "computed")}
-    contrasts["here"] = made.expected
+    contrasts = {"content": {head: made.roles.expected(head) for head in made.expected}, "here": made.expected}
     return {
         "model": repr(made),
         "settings": {name: str(each) for name, each in made.settings.items()},
