@@ -142,10 +142,10 @@ def attention_of(n_inserted: int = 3) -> PairAttention:
     return PairAttention("p<1>", "Mless ' /' x3", n_inserted, (mi.Head(0, 1), mi.Head(1, 0)), tuple(panels))
 
 
-def viewed(*panels: int) -> str:
+def viewed(*panels: int, **options: Any) -> str:
     """A view of attention (of these panels): its title, its fixed part, and what it sends."""
     read = attention_of()
-    view = attention_view(replace(read, panels=tuple(read.panels[at] for at in panels or (0, 1))))
+    view = attention_view(replace(read, panels=tuple(read.panels[at] for at in panels or (0, 1))), **options)
     charts = zlib.decompress(base64.b64decode(str(view.data["charts"]))).decode()
     return "\n".join([view.title, view.body, str({**view.data, "charts": charts})])
 
@@ -180,6 +180,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "view": viewed,
     "view, one condition": lambda: viewed(0),
     "view, equal lengths": lambda: viewed(1, 1),
+    "view, token by token": lambda: viewed(max_span=None, scale=0.5),
 }
 
 KEPT = Path(__file__).with_name("kept_pictures.txt")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..core.arguments import checked, count_of, listed, one_of
+from ..core.arguments import checked, count_of, listed, nearest, one_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.checks import apart, worst
@@ -28,12 +28,15 @@ from .identities import tolerance_of
 
 COMPARED = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_mlp_out", "hook_resid_post")
 """Sites at which a hook is held against the exact edit, in the order of a forward pass."""
+OF_HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z")
+ROTATED = ("attn.hook_rot_q", "attn.hook_rot_k")
 AS_MEANT = "as meant"
 MIXED = "after the output projection W_O has mixed all heads"
 NO_EFFECT = "it has no effect"
 
 Activations = Mapping[str, Tensor]
 """Of one prompt by hook name, `[token, ...]`, and the `logits` of its last row; float64."""
+Hooks = Callable[[nn.Module], object] | Sequence[tuple[str, Callable[..., object]]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -134,26 +137,30 @@ def compare_capture(
     pairs: Iterable[PromptPair],
     capture: Callable[[list[list[int]]], Tensor | np.ndarray | Sequence[Tensor | np.ndarray]],
     head: Head | str,
+    *,
+    of: str = "z",
 ) -> HookComparison:
-    """Compare what your own code reads as one head's output (before W_O) with that output, and name what it really is.
+    """Compare what your own code reads as one head's output with that output, and name what it really is.
 
     capture : your function of token ids, one list per prompt, run in one call; it returns what you take for the head's
         output of each prompt, `[prompt, token, d_head]`, or a list of `[token, d_head]`. Of a padded batch the first rows
-        are compared, as code reads them that forgets the padding. What does not fit is looked for at other heads and rows,
-        and in what attention adds.
+        are compared, as code reads them that forgets the padding.
+    of : "z" (before W_O), "q", "k" or "v" of the head. What does not fit is looked for at other heads, sites and rows.
     """
     (chosen,) = model.info.chosen([head], what="read")
     made = own_pairs(model, fit_pairs(pairs))
+    one_of(of, ("z", "q", "k", "v"), "of")
     values = capture([list(pair.inserted.ids) for pair in made])
     n = None if values is None else len(values)
     if n != len(made):
         raise ValueError(f"capture must return one entry per prompt, {len(made)}, got {n}")
-    sites = [site(layer, name) for layer in range(model.info.n_layers) for name in ("attn.hook_z", "hook_attn_out")]
+    read = (*OF_HEADS, *(ROTATED if model.has_rotated_sites else ()), "hook_attn_out")
+    sites = [site(layer, name) for layer in range(model.info.n_layers) for name in read]
     rows = [
-        _what_it_is(model, _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value), chosen)
+        _what_it_is(model, _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value), chosen, of)
         for pair, value in zip(made, values, strict=True)
     ]
-    return _compared(model, made, (chosen,), f"z of {chosen}", rows)
+    return _compared(model, made, (chosen,), f"{of} of {chosen}", rows)
 
 
 def _compared(
@@ -190,7 +197,7 @@ def _exact(
 
 
 @contextmanager
-def _added(model: Model, hook: Any, calls: Counter[str]) -> Iterator[None]:
+def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
     """Have the user's hooks on the model and none of them afterwards; the calls of those with a name are counted."""
     library: Any = model.underlying
     if model.info.backend == "nnsight" and model.hf_model is not None:
@@ -198,24 +205,39 @@ def _added(model: Model, hook: Any, calls: Counter[str]) -> Iterator[None]:
     tables = [hooks for part in library.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]
     before = [set(hooks) for hooks in tables]
     try:
-        made = hook(library) if callable(hook) else library.hooks(fwd_hooks=_counted(hook, calls))
-        # a context manager, such as HookedTransformer.hooks(...), hooks when it is entered
-        with made if isinstance(made, AbstractContextManager) else nullcontext():
-            yield
+        if callable(hook):
+            # a context manager, such as HookedTransformer.hooks(...), hooks when it is entered
+            with ExitStack() as entered:
+                made = hook(library)
+                for each in made if isinstance(made, list | tuple) else [made]:
+                    if isinstance(each, AbstractContextManager):
+                        entered.enter_context(each)
+                yield
+        else:
+            with library.hooks(fwd_hooks=_counted(model, library, hook, calls)):
+                yield
     finally:
         for hooks, own in zip(tables, before, strict=True):
             for key in set(hooks) - own:
                 del hooks[key]
 
 
-def _counted(hook: Sequence[tuple[str, Any]], calls: Counter[str]) -> list[tuple[str, Any]]:
+def _counted(model: Model, library: Any, hook: Sequence[tuple[str, Any]], calls: Counter[str]) -> list[tuple[str, Any]]:
     """Return the user's hooks of TransformerLens, each of which counts its calls."""
+    known = getattr(library, "hook_dict", {})
+    if not known:
+        raise ValueError(
+            "(name, function) pairs are hooks of TransformerLens; for other models give a function that adds hooks"
+        )
 
     def counted(name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         calls[name] += 1
         return function(*args, **kwargs)
 
-    calls.update(dict.fromkeys((name for name, _ in hook), 0))
+    for name, _ in hook:
+        if name not in known and not name.endswith("hook_result"):
+            raise ValueError(f"{model.info.name} has no hook point {name!r}{nearest(name, known)}")
+        calls.setdefault(name, 0)
     return [(name, partial(counted, name, function)) for name, function in hook]
 
 
@@ -260,7 +282,7 @@ def _changed(model: Model, name: str, right: Activations, hooked: Activations) -
     layer, what = parsed(name) or (-1, name)
     old, new = right[name], hooked[name]
     if what == "attn.hook_z":
-        every = [head for head in model.info.heads if head.layer == layer]
+        every = [Head(layer, at) for at in range(model.info.n_heads)]
         return listed(head for head in every if _differs(model, old[:, head.head], new[:, head.head]))
     if what == "logits":
         return "the logits alone"
@@ -284,15 +306,17 @@ def _span(what: str, places: Sequence[int]) -> str:
     return f"{what}s {places[0]} to {places[-1]}" if whole else f"{len(places)} {what}s"
 
 
-def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head) -> tuple[str, float]:
+def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head, of: str) -> tuple[str, float]:
     """Return what a captured value is, and how far it is from what was meant."""
-    value, meant = value.detach().cpu().double(), _z_of(run, head)
+    value, meant = value.detach().cpu().double(), _rows_of(model, run, head, f"attn.hook_{of}")
     if value.dim() != 2 or value.shape[1] != meant.shape[1] or len(value) < len(meant):
         return f"it has shape {list(value.shape)}, where {list(meant.shape)} is meant", np.nan
     error = apart(meant, value[: len(meant)]).relative
     if error <= tolerance_of(model):
         return AS_MEANT, error
-    for words, other in _candidates(model, run):
+    for words, other in _candidates(model, run, head, of):
+        if other.shape[1] != value.shape[1]:
+            continue  # of latent attention z and v are narrower than q and k
         first = (value - other[0]).abs().amax(1) <= tolerance_of(model) * other.abs().max()
         for start in first.nonzero()[:, 0].tolist():
             rows = min(len(value) - start, len(other))
@@ -302,17 +326,22 @@ def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head) -> tu
     return "it is nothing that was looked for", error
 
 
-def _z_of(run: Activations, head: Head) -> Tensor:
-    """Return one head's output, `[token, d_head]`."""
-    return run[site(head.layer, "attn.hook_z")][:, head.head]
+def _rows_of(model: Model, run: Activations, head: Head, name: str) -> Tensor:
+    """Return one query head's rows of a site, `[token, d_head]`; of keys and values those that it reads."""
+    values = run[site(head.layer, name)]
+    return values[:, head.head * values.shape[1] // model.info.n_heads]
 
 
-def _candidates(model: Model, run: Activations) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a capture could be instead, in words: a head, itself at other rows or another, or what attention adds."""
-    for head in model.info.heads:
-        yield f"z of {head}", _z_of(run, head)
-    width = model.info.d_head
-    for name in [site(layer, "hook_attn_out") for layer in range(model.info.n_layers)]:
+def _candidates(model: Model, run: Activations, head: Head, of: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a capture could be instead, in words: the head itself at other rows, other heads, what attention adds."""
+    layers = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
+    numbers = sorted(range(model.info.n_heads), key=lambda number: number != head.head)
+    for name in sorted((*OF_HEADS, *ROTATED), key=lambda name: name != f"attn.hook_{of}"):
+        for other in [Head(layer, number) for layer in layers for number in numbers]:
+            if site(other.layer, name) in run:
+                yield f"{name.removeprefix('attn.hook_')} of {other}", _rows_of(model, run, other, name)
+    width = _rows_of(model, run, head, f"attn.hook_{of}").shape[1]
+    for name in [site(layer, "hook_attn_out") for layer in layers]:
         for start in range(0, model.info.d_model - width + 1, width):
             words = f"coordinates {start} to {start + width - 1} of {name}, {MIXED}"
             yield words, run[name][:, start : start + width]

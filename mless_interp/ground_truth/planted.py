@@ -56,6 +56,21 @@ class PlantedModel:
         return self.roles.kinds
 
     @property
+    def readers(self) -> tuple[Head, ...]:
+        """The heads that read the span and whose effect adds up with all others'."""
+        return self.roles.readers
+
+    @property
+    def mediators(self) -> tuple[Head, ...]:
+        """The heads that carry on what readers wrote."""
+        return self.roles.mediators
+
+    @property
+    def decoys(self) -> Mapping[str, tuple[Head, ...]]:
+        """The heads that only look as if they carried the effect, by kind."""
+        return self.roles.decoys
+
+    @property
     def expected(self) -> dict[Head, Expected]:
         """The verdict that every head must get in enough problems; without readers "undecided" (exact with `noise=0`, and for
         `problems(swap=True)` under `logit_diff`)."""

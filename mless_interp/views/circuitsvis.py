@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.arguments import count_of
+from ..core.arguments import check_count, count_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.sites import site
@@ -53,15 +53,17 @@ class Patterns:
     base: np.ndarray
     inserted: np.ndarray
 
-    def with_short_span(self) -> "Patterns":
-        """Return it with each block of inserted tokens drawn as one.
+    def with_short_span(self, max_span: int | None) -> "Patterns":
+        """Return it with the inserted tokens drawn as about `max_span` blocks (None: as they are).
 
         A block's column is the sum of its tokens' attention, its row the mean of theirs. So a row still sums to 1, and a span
         that gets 93 % has a cell of 0.93, however long it is.
         """
-        begins = ~self.inserted | ~np.append(False, self.inserted[:-1])
-        if begins.all():
+        inside = np.flatnonzero(self.inserted)
+        if max_span is None or len(inside) <= max_span:
             return self
+        begins = ~self.inserted | ~np.append(False, self.inserted[:-1])
+        begins[[part[0] for part in np.array_split(inside, max_span)]] = True
         first = np.flatnonzero(begins)
         member = np.cumsum(begins) - 1 == np.arange(len(first))[:, None]
         texts = []
@@ -76,8 +78,8 @@ def difference_of(first: Patterns, last: Patterns) -> tuple[tuple[str, ...], np.
     """Return texts, values `[head, dest, src]`, "all" or "shared": the last panel minus the first, on tokens that both have."""
     if np.array_equal(first.base, last.base):
         return first.texts, last.values - first.values, "all"
-    both, *places = np.intersect1d(first.base, last.base, return_indices=True)
-    before, after = (at[both >= 0] for at in places)
+    both = sorted(set(first.base[first.base >= 0]) & set(last.base[last.base >= 0]))
+    before, after = ([int(np.flatnonzero(panel.base == token)[0]) for token in both] for panel in (first, last))
     values = last.values[:, after][:, :, after] - first.values[:, before][:, :, before]
     return tuple(first.texts[at] for at in before), values, "shared"
 
@@ -195,24 +197,36 @@ def _packed(content: bytes) -> str:
 
 
 def attention(
-    model: Model, pair: PromptPair, heads: Iterable[Head | str], *, conditions: Sequence[str] | None = None
+    model: Model,
+    pair: PromptPair,
+    heads: Iterable[Head | str],
+    *,
+    conditions: Sequence[str] | None = None,
+    max_span: int | None = 1,
+    scale: float | None = None,
 ) -> View:
     """Show attention of chosen heads without and with the insertion, and their difference, side by side on one colour scale.
 
     Inserted tokens are marked (texts, a yellow band beyond the diagonal). A block of inserted tokens has the sum of their
-    attention as its column and the mean of theirs as its row, so every row sums to 1. The darkest colour is the 99th percentile
-    of all cells shown, so that a sink does not pale everything else. Of many heads of long prompts the first are drawn. The
-    difference is last minus first condition, on the tokens that both have.
+    attention as its column and the mean of theirs as its row, so every row sums to 1. Of many heads of long prompts the first
+    are drawn. The difference is last minus first condition, on the tokens that both have.
 
-    `conditions`: of base, inserted, gap, masked, held, clean; a panel each. Default: inserted beside base, or clean where there
-    is no span.
+    Parameters
+    ----------
+    conditions : of base, inserted, gap, masked, held, clean; a panel each. Default: inserted beside base, or clean where there
+        is no span.
+    max_span : into how many blocks a longer span is drawn (None: token by token).
+    scale : attention with the darkest colour, the same in all panels. None: the 99th percentile of all cells shown, so that
+        a sink does not pale everything else.
     """
-    return attention_view(read_attention(model, pair, heads, conditions))
+    if max_span is not None:
+        check_count(max_span, name="max_span")
+    return attention_view(read_attention(model, pair, heads, conditions), max_span=max_span, scale=scale)
 
 
-def attention_view(read: PairAttention) -> View:
+def attention_view(read: PairAttention, *, max_span: int | None = 1, scale: float | None = None) -> View:
     """Return the view that `attention` gives, of what was read before (`read_attention`), without the model."""
-    panels = [panel.with_short_span() for panel in read.panels]
+    panels = [panel.with_short_span(max_span) for panel in read.panels]
     charts = [
         (f"{CONDITIONS[panel.condition].title} ({panel.condition}), {count_of(len(whole.texts), 'token')}", panel)
         for panel, whole in zip(panels, read.panels, strict=True)
@@ -224,8 +238,9 @@ def attention_view(read: PairAttention) -> View:
         charts.append((title, Patterns("difference", values, texts, nothing, nothing)))
     below = [np.tril_indices(len(chart.texts)) for _, chart in charts]
     heads = read.heads[: max(1, MOST_CELLS // sum(len(rows) for rows, _ in below))]
-    cells = np.concatenate([panel.values[:, *at].ravel() for panel, at in zip(panels, below, strict=False)])
-    scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
+    if scale is None:
+        cells = np.concatenate([panel.values[:, *at].ravel() for panel, at in zip(panels, below, strict=False)])
+        scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
     words = ["Rows attend, columns are attended to; the number after a token counts what is drawn."]
     if read.n_inserted:
         words.append(f"{count_of(read.n_inserted, 'token')} inserted ({MARK}, yellow band).")
@@ -234,12 +249,8 @@ def attention_view(read: PairAttention) -> View:
     if len(read.heads) > len(heads):
         words.append(f"To keep the page small, the first {len(heads)} of {len(read.heads)} heads are drawn.")
     title = visible(f"Attention, problem {read.problem_id}: {read.insertion}")
-    more, less, mark = COLOURS
-    legend = _legend("attention", "0", f"#fff,{more}", scale)
-    if read.n_inserted:
-        legend += f'<span><span class="mless-mark" style="background:{mark}"></span>inserted tokens</span>'
-    if len(panels) > 1:
-        legend += _legend("difference", f"−{scale:.3g}", f"{less},#fff,{more}", scale)
+    legend = _legend("attention", scale, less=False, inserted=bool(read.n_inserted))
+    legend += _legend("difference", scale, less=True, inserted=False) * (len(panels) > 1)
     figures = "".join(
         f'<figure><figcaption>{html.escape(each)} · <span class="mless-head-name"></span></figcaption>'
         '<div class="mless-chart"></div></figure>'
@@ -265,8 +276,11 @@ def attention_view(read: PairAttention) -> View:
     return View(title, body, {"heads": names, "scale": float(f"{scale:.4g}"), "colours": COLOURS, "charts": packed})
 
 
-def _legend(what: str, least: str, colours: str, most: float) -> str:
+def _legend(what: str, scale: float, *, less: bool, inserted: bool) -> str:
+    more, fewer, mark = COLOURS
+    left, bar = (f"−{scale:.3g}", f"{fewer},#fff,{more}") if less else ("0", f"#fff,{more}")
+    swatch = f'<span><span class="mless-mark" style="background:{mark}"></span>inserted tokens</span>'
     return (
-        f'<span>{what}: {least}<span class="mless-bar" style="background:linear-gradient(to right,{colours})"></span>'
-        f"{most:.3g} and more</span>"
+        f'<span>{what}: {left}<span class="mless-bar" style="background:linear-gradient(to right,{bar})"></span>'
+        f"{scale:.3g} and more</span>{swatch * inserted}"
     )

@@ -53,7 +53,7 @@ def sliced_output(model: mi.Model) -> Any:
         changed[..., : model.info.d_head] = 0
         return changed
 
-    return lambda library: projection(model.hf_model).register_forward_hook(after)
+    return lambda library: [projection(model.hf_model).register_forward_hook(after)]
 
 
 def test_the_exact_ablation_is_as_meant_and_nothing_is_left_behind(case: Any) -> None:
@@ -69,7 +69,7 @@ def test_each_usual_error_is_named(tiny_model_dir: Callable[[str], Path]) -> Non
     model, pairs = _case(tiny_model_dir, "bridge")
     first = ablation(model, [0], layer=0)
     coordinates = f"it changes coordinates 0 to {model.info.d_head - 1} of blocks.1.hook_attn_out, {MIXED}"
-    behind = lambda library: [first(library), sliced_output(model)(library)]  # noqa: E731
+    behind = lambda library: [first(library), *sliced_output(model)(library)]  # noqa: E731
     unembedding = lambda library: model.hf_model.lm_head.register_forward_hook(lambda module, given, made: 2 * made)  # noqa: E731
     for hook, heads, words in (
         (ablation(model, [1]), ["L1H0"], "it changes L1H1, not L1H0"),
@@ -159,7 +159,7 @@ def test_hooks_of_transformer_lens_by_name(tiny_model_dir: Callable[[str], Path]
     model.underlying.set_use_attn_result(True)
     assert compare(model, pairs, result, ["L1H0"]).passed, "behind z, it is the same edit"
     model.underlying.set_use_attn_result(False)
-    with pytest.raises(KeyError, match="blocks.1.attn.hook_zz"):
+    with pytest.raises(ValueError, match="no hook point 'blocks.1.attn.hook_zz' .did you mean blocks.1.attn.hook_z"):
         compare(model, pairs, [("blocks.1.attn.hook_zz", zero)], ["L1H0"])
     start, end = pairs[0].span
 
@@ -195,17 +195,20 @@ def test_a_capture_is_recognised(case: Any) -> None:
 
     first, second, n = slice(0, d), slice(d, 2 * d), len(pairs[0].inserted)
     assert mi.compare_capture(model, pairs, alone(first), "L1H0").passed
-    for capture, words in (
-        (alone(second), "it is z of L1H1"),
-        (alone(first, before=False), f"it is coordinates 0 to {d - 1} of blocks.1.hook_attn_out, {MIXED}"),
-        (alone(slice(0, 2 * d)), f"it has shape [{n}, {2 * d}], where [{n}, {d}] is meant"),
-        (lambda ids: [alone(second)(ids)[0][:-1]], f"it has shape [{n - 1}, {d}], where [{n}, {d}] is meant"),
-        (lambda ids: [alone(second)(ids)[0][None]], f"it has shape [1, {n}, {d}], where [{n}, {d}] is meant"),
-        (lambda ids: [torch.cat([alone(second)(ids)[0][:1]] * n)], "it is nothing that was looked for"),
+    name = "blocks.1.attn.hook_rot_k"
+    run = model.run(torch.tensor([pairs[0].inserted.ids]), capture={name: None})
+    for capture, of, words in (
+        (alone(second), "z", "it is z of L1H1"),
+        (alone(first, before=False), "z", f"it is coordinates 0 to {d - 1} of blocks.1.hook_attn_out, {MIXED}"),
+        (lambda _: [run.captured[name][0, :, 0]], "k", "it is rot_k of L1H0"),
+        (alone(slice(0, 2 * d)), "z", f"it has shape [{n}, {2 * d}], where [{n}, {d}] is meant"),
+        (lambda ids: [alone(second)(ids)[0][:-1]], "z", f"it has shape [{n - 1}, {d}], where [{n}, {d}] is meant"),
+        (lambda ids: [alone(second)(ids)[0][None]], "z", f"it has shape [1, {n}, {d}], where [{n}, {d}] is meant"),
+        (lambda ids: [torch.cat([alone(second)(ids)[0][:1]] * n)], "z", "it is nothing that was looked for"),
     ):
-        found = mi.compare_capture(model, pairs[:1], capture, "L1H0")
+        found = mi.compare_capture(model, pairs[:1], capture, "L1H0", of=of)
         assert found.found == (words,) and not found.passed, found.found
-        assert found.headline() == f"No, this is not z of L1H0; in 1 of 1 problem {words}."
+        assert found.headline() == f"No, this is not {of} of L1H0; in 1 of 1 problem {words}."
     padded = mi.compare_capture(model, pairs, lambda prompts: captured(prompts, first), "L1H0")
     left = "it is z of L1H0, but rows of padding stand before it: the batch is padded on the left"
     assert padded.found == (left, "as meant")

@@ -61,7 +61,7 @@ def test_what_is_drawn_is_the_pattern_without_with_and_their_difference(
     model = loaded(tiny_model_dir("llama"), backend)
     pair = pairs_for(model, n_tokens=21, count=1)[0]
     heads = [mi.Head(0, 3), mi.Head(2, 1)]
-    page = opened(chrome, mi.views.attention(model, pair, heads).save(tmp_path / "page.html"))
+    page = opened(chrome, mi.views.attention(model, pair, heads, max_span=7).save(tmp_path / "page.html"))
     for number, head in enumerate(heads):
         page.run(f"document.querySelectorAll('.mless-heads button')[{number}].click()")
         page.until("document.querySelectorAll('.mless-chart > div:not([hidden]) canvas').length === 3")
@@ -69,16 +69,16 @@ def test_what_is_drawn_is_the_pattern_without_with_and_their_difference(
         assert page.run("document.querySelector('.mless-head-name').textContent") == str(head)
         before, after = (read_patterns(model, pair, name, [head]).values[0] for name in ("base", "inserted"))
         assert np.allclose(lower(without), before, atol=EXACT)
-        assert len(with_it["tokens"]) == len(pair.base) + 1, "21 inserted tokens are drawn as one"
+        assert len(with_it["tokens"]) == len(pair.base) + 7, "21 inserted tokens are pooled into 7"
         start, stop = pair.span
         assert np.allclose(lower(with_it)[:start, :start], after[:start, :start], atol=EXACT)
-        question = lower(with_it)[start + 1 :]
-        assert np.allclose(question[:, start], after[stop:, start:stop].sum(1), atol=EXACT), "a block is a sum"
+        question = lower(with_it)[start + 7 :]
+        assert np.allclose(question[:, start], after[stop:, start : start + 3].sum(1), atol=EXACT), "a block is a sum"
         shared = pair.shared.numpy()
         assert np.allclose(lower(difference), after[shared][:, shared] - before, atol=2 * EXACT)
         assert len({(panel["minValue"], panel["maxValue"]) for panel in (without, with_it, difference)}) == 1
         marked = [token.startswith("▌") for token in with_it["tokens"]]
-        assert sum(marked) == 1 and marked[start] and not any(token.startswith("▌") for token in without["tokens"])
+        assert sum(marked) == 7 and marked[start] and not any(token.startswith("▌") for token in without["tokens"])
         band = with_it["attention"][0]
         assert [x is not None for x in band[1:]] == marked[1:], "above the diagonal only the span's columns are painted"
 
