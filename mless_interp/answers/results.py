@@ -408,9 +408,7 @@ class AccuracyResults(Result):
 def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> statistics.Interval:
     """Return the mean change, its interval holding 0 where the test does not reject, and exact where nothing changes."""
     n = len(change)
-    if not n:
-        return statistics.one_problem(np.asarray(np.nan), confidence=confidence)
-    found = statistics.mean_interval(change, confidence=confidence, seed=seed)
+    found = statistics.mean_interval(change if n else np.array([np.nan]), confidence=confidence, seed=seed)
     if n > 1 and not change.any():
         bound, flag = np.asarray(1 - ((1 - confidence) / 2) ** (1 / n)), np.asarray("no problem changed: exact bound")
         return replace(found, low=np.asarray(-bound), high=bound, flag=flag, method="exact bound")

@@ -97,8 +97,6 @@ def shown(value: object) -> str:
     kind = type(value).__name__
     if value is None:
         return "None"
-    if isinstance(value, list | tuple) and value and type(value[0]).__name__ in REMEDIES:
-        return f"several {type(value[0]).__name__}s"
     if isinstance(value, str | bytes | numbers.Number | Path):
         text = repr(value)
         return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
@@ -193,10 +191,10 @@ UNIONS = (Union, types.UnionType)
 SEQUENCES = (Iterable, Sequence, list)
 
 
-def _fitted(value: object, wanted: Any) -> object:
-    """Return the value as the annotation wants it; `_Unfit` where it is something else."""
+def _fitted(value: object, wanted: Any, where: str = "") -> object:
+    """Return the value as the annotation wants it; `_Unfit`, with `where` among several it stands, if it is something else."""
     origin, inner = get_origin(wanted), get_args(wanted)
-    if origin is Literal and all(isinstance(word, str) for word in inner):
+    if origin is Literal:
         wanted = str  # which words it knows the function says
     if wanted in _PLAIN:
         _, fits, made = _PLAIN[wanted]
@@ -206,13 +204,15 @@ def _fitted(value: object, wanted: Any) -> object:
         refused = []
         for alternative in inner:
             try:
-                return _fitted(value, alternative)
+                return _fitted(value, alternative, where)
             except _Unfit as found:
                 refused.append(found)
         raise next((each for each in refused if each.args[1]), refused[0])
     elif origin in SEQUENCES or (origin is tuple and inner[1:] == (...,)):
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-            return tuple(_at(place, item, inner[0]) for place, item in enumerate(value))
+            return tuple(
+                _fitted(item, inner[0], where or f" at place {place} (zero-based)") for place, item in enumerate(value)
+            )
     elif origin is Mapping:
         if isinstance(value, Mapping):
             return {_fitted(key, inner[0]): _fitted(held, inner[1]) for key, held in value.items()}
@@ -223,14 +223,7 @@ def _fitted(value: object, wanted: Any) -> object:
         return value
     elif isinstance(value, str) and hasattr(wanted, "parse"):
         return wanted.parse(value)
-    raise _Unfit(value, "")
-
-
-def _at(place: int, item: object, wanted: Any) -> object:
-    try:
-        return _fitted(item, wanted)
-    except _Unfit as wrong:
-        raise _Unfit(wrong.args[0], f" at place {place} (zero-based)") from None
+    raise _Unfit(value, where)
 
 
 def _is_object(wanted: object) -> bool:
@@ -248,10 +241,12 @@ def _words(wanted: Any, *, plural: bool = False) -> str:
         return f"several {_words(inner[0], plural=True)}"
     if origin is Mapping:
         return f"a Mapping of {' to '.join(_words(each, plural=True) for each in inner)}"
-    if wanted in (bool, type(None)):
-        return _PLAIN[wanted][0]
+    if origin is Literal:
+        wanted = str
     noun = "function" if origin is Callable else getattr(wanted, "__name__", str(wanted))
-    noun = _PLAIN[str if origin is Literal else wanted][0] if wanted in _PLAIN or origin is Literal else noun
+    noun = _PLAIN[wanted][0] if wanted in _PLAIN else noun
+    if wanted in (bool, type(None)):
+        return noun
     return f"{noun}s" if plural else f"{_article(noun)} {noun}"
 
 

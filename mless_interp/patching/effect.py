@@ -234,12 +234,12 @@ class Parts(Measured):
     @cached_property
     def sense(self) -> np.ndarray:
         """The sense in which more problems show each cell's effect: +1 with the total effect, -1 against it, `[cell]`."""
-        with_it, against = (self.prevalence.in_sense(sense, self.prevalence.count) for sense in SENSES)
+        with_it, against = self.prevalence.count
         return np.where(against > with_it, -1, 1)
 
     def _in_its_sense(self, values: np.ndarray) -> np.ndarray:
         # of values `[sense, cell]` the row `[cell]` of each cell's own sense
-        return np.where(self.sense > 0, *(self.prevalence.in_sense(sense, values) for sense in SENSES))
+        return np.where(self.sense > 0, *values)
 
     @cached_property
     def p_corrected(self) -> np.ndarray:

@@ -9,6 +9,7 @@ from html import escape
 from itertools import accumulate, chain
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
 
 from .text_safety import WIDTH, one_line, visible
@@ -27,7 +28,7 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a result's tables: its name there, its heading, what it is, its unit, and its role.
+    """A column of a result's tables: its name there, its heading, what it is, and its role.
 
     "share" is written in percent, "rate" with a decimal, "points" in percentage points, "p" with two digits, "level" (no
     change) without a plus sign, "count" (ranks too) without decimals where all are whole, "of NAME" as a count out of the
@@ -37,7 +38,6 @@ class Column:
     name: str
     heading: str = ""
     note: str = ""
-    unit: str = ""
     role: str = ""
 
 
@@ -54,7 +54,7 @@ ENDS = {
 def columns_of(text: str) -> tuple[Column, ...]:
     """Return columns of a result, a line each: `name | heading | role | note`."""
     parts = ([part.strip() for part in line.split("|")] for line in text.splitlines() if line.strip())
-    return tuple(Column(name, heading, note, role=role) for name, heading, role, note in parts)
+    return tuple(Column(name, heading, note, role) for name, heading, role, note in parts)
 
 
 COMMON = columns_of("""
@@ -94,11 +94,15 @@ def column_of(name: str, known: Mapping[str, Column] = KNOWN) -> Column:
     """Return the declared column of this name; else one with its name for a heading and, of a metric's, what its end means."""
     if name in known:
         return known[name]
-    end = next((end for end in ENDS if name.endswith(end) and name.removesuffix(end) in known), "")
-    metric = known.get(name.removesuffix(end)) if end else None
+    note = next((known[of].note + means for end, means in ENDS.items() if (of := name.removesuffix(end)) in known), "")
     role = "later" if name.endswith(("_null", "_untrained", "_n", "_infinite")) else ""
     role = "p" if name.startswith("p_") or name.endswith("_p") else f"of {name[:-2]}_n" if name.endswith("_k") else role
-    return Column(name, name.replace("_", " "), f"{metric.note}{ENDS[end]}" if metric else "", role=role)
+    return Column(name, name.replace("_", " "), note, role)
+
+
+def ends_of(column: str) -> tuple[str, str]:
+    """Return the columns with the limits of a column's interval."""
+    return f"{column}_ci_low", f"{column}_ci_high"
 
 
 @dataclass(frozen=True)
@@ -140,11 +144,8 @@ class TextTable:
         """
         frame = frame.rename(columns=str)
         names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
-        if unknown := [name for name in names if name not in frame.columns]:
-            raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(frame.columns)}")
         means = {name: column_of(name, known) for name in names}
-        ends_of = {name: (f"{name}_ci_low", f"{name}_ci_high") for name in names}
-        limits = {name: ends for name, ends in ends_of.items() if set(ends) <= set(frame)}
+        limits = {name: ends_of(name) for name in names if set(ends_of(name)) <= set(frame)}
         merged = {each.role.removeprefix("of ") for each in means.values() if each.role.startswith("of ")}
         merged |= {*chain(*limits.values())}
         shown = [means[name] for name in names if name not in merged]
@@ -160,15 +161,16 @@ class TextTable:
         made, cells = [], []
         for column in sorted(shown, key=rank):
             name, role, label = column.name, column.role, names[column.name] or column.heading
-            values, numeric = frame[name].tolist(), frame[name].dtype.kind in "fiu"
-            ends = [frame[end].tolist() for end in limits.get(name, ())]
-            if ends and not pd.isna([*ends[0], *ends[1]]).all():
+            numeric, ends = frame[name].dtype.kind in "fiu", list(limits.get(name, ()))
+            if ends and frame[ends].notna().any(axis=None):
                 label += f" [{interval}]"
-                cells.append(_numbers(values, ends, role))
+                cells.append(_numbers(frame[[name, *ends]], role))
             elif numeric and role.startswith("of ") and (of := role.removeprefix("of ")) in frame.columns:
-                cells.append([_count(k, n) for k, n in zip(values, frame[of].tolist(), strict=True)])
+                cells.append([_count(k, n) for k, n in zip(frame[name], frame[of], strict=True)])
             else:
-                cells.append(_numbers(values, [], role) if numeric else [_other(value) for value in values])
+                cells.append(
+                    _numbers(frame[[name]], role) if numeric else [_other(value) for value in frame[name].tolist()]
+                )
             made.append(replace(column, heading=label, note=column.note or label, role=role if numeric else "text"))
         at_once = min(AT_ONCE, sum(rank(each) < 3 for each in shown))
         return cls(caption, tuple(made), tuple(zip(*cells, strict=True)), at_once)
@@ -203,37 +205,33 @@ def says(column: pd.Series) -> bool:
     return bool((column.notna() & (column.astype(object) != "")).any())
 
 
-def _numbers(values: Sequence[Any], ends: Sequence[Sequence[Any]], role: str) -> list[Cell]:
-    """Return numbers of one column and the `ends` of their intervals, signed if any is negative, with equally many decimals;
-    where the largest is 100 or more, with four digits of each."""
+def _numbers(frame: pd.DataFrame, role: str) -> list[Cell]:
+    """Return the numbers of one column, and the limits of their intervals in two more, signed if any is negative, with equally
+    many decimals; where the largest is 100 or more, with four digits of each."""
+    rows = frame.to_numpy(dtype=float, na_value=np.nan)
     scale, unit = 100 if role in ("share", "rate", "points") else 1, " %" if role in ("share", "rate") else ""
-    known = [scale * float(value) for value in (*values, *chain(*ends)) if not pd.isna(value)]
-    signed = role == "points" or (role not in ("share", "rate", "level") and any(value < 0 for value in known))
-    if role in ("points", "rate"):
-        decimals = 1
-    elif role == "count":
-        decimals = int(not all(value.is_integer() for value in known))
-    elif role == "share" or (not ends and all(isinstance(x, int) or pd.isna(x) for x in values)):
-        decimals = 0
-    else:
-        decimals = 4
+    known = scale * rows[~np.isnan(rows)]
+    signed = role == "points" or (role not in ("share", "rate", "level") and bool((known < 0).any()))
+    whole = frame.shape[1] == 1 and frame.dtypes.iloc[0].kind in "iu"
+    decimals = {"points": 1, "rate": 1, "share": 0}.get(role, 0 if whole else 4)
+    if role == "count":
+        decimals = int((known % 1 != 0).any())  # of infinity, too
     large = decimals == 4 and _largest(known) >= 100
 
-    def number(value: float | int, decimals: int) -> str:
-        return f"{value:.2g}" if role == "p" else _number(scale * float(value), decimals, signed)
+    def number(value: float, decimals: int) -> str:
+        return f"{value:.2g}" if role == "p" else _number(scale * value, decimals, signed)
 
     cells = []
-    for at, value in enumerate(values):
-        pair = [end[at] for end in ends]
-        row = max(0, 4 - len(str(int(_largest([value, *pair]))))) if large else decimals
-        limits = f"[{', '.join(number(end, row) for end in pair)}]" if pair and not any(map(pd.isna, pair)) else ""
-        undefined = pd.isna(value)
-        cells.append(Cell(limits=limits) if undefined else Cell(f"{number(value, row)}{unit}", _key(value), limits))
+    for value, *pair in rows.tolist():
+        row = max(0, 4 - len(str(int(_largest(np.array([value, *pair])))))) if large else decimals
+        limits = f"[{', '.join(number(end, row) for end in pair)}]" if pair and not np.isnan(pair).any() else ""
+        text, key = (MISSING, "") if math.isnan(value) else (f"{number(value, row)}{unit}", _key(value))
+        cells.append(Cell(text, key, limits))
     return cells
 
 
-def _largest(values: Sequence[Any]) -> float:
-    return round(max((abs(float(x)) for x in values if pd.notna(x) and math.isfinite(x)), default=0.0), 9)
+def _largest(values: np.ndarray) -> float:
+    return round(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)), 9)
 
 
 def _count(value: Any, of: Any) -> Cell:

@@ -18,7 +18,7 @@ import pandas as pd
 from ..core.arguments import count_of
 from ..core.heads import Head
 from ..statistics import CONFIDENCE, Interval, by_group
-from .columns import COMMON, Column, Table, TextTable, says
+from .columns import COMMON, Column, Table, TextTable, ends_of, says
 from .folders import savable
 from .text_safety import WIDTH, one_line
 
@@ -250,11 +250,6 @@ class Result(Grouped):
         )
 
 
-def ends_of(column: str) -> tuple[str, str]:
-    """Return the columns with the limits of a column's interval."""
-    return f"{column}_ci_low", f"{column}_ci_high"
-
-
 def _numbers_of(table: pd.DataFrame) -> list[str]:
     return [name for name in table.columns if name not in ("layer", "head") and table[name].dtype.kind == "f"]
 
@@ -321,11 +316,10 @@ def limits_of(low: SupportsFloat, high: SupportsFloat, form: str = "+.4f", *, sc
     return "" if np.isnan(ends).any() else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
 
 
-def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:
+def head_columns(heads: Sequence[Head]) -> dict[str, list[Any]]:
     """Return the columns that name heads, zero-based (`label`) and as the paper counts (`paper_label`)."""
-    every = [*heads] * times
-    columns: dict[str, list[Any]] = {"layer": [head.layer for head in every], "head": [head.head for head in every]}
-    return columns | {"label": [*map(str, every)], "paper_label": [head.paper_label for head in every]}
+    columns: dict[str, list[Any]] = {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
+    return columns | {"label": [*map(str, heads)], "paper_label": [head.paper_label for head in heads]}
 
 
 def of_heads(values: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
@@ -380,7 +374,7 @@ def rows_of(
 ) -> pd.DataFrame:
     """Return one tidy row per problem and head of a metric `[problem, layer, head]` or `[problem, head]`; `fixed` first."""
     cells = of_heads(array, heads) if array.ndim == 3 else array
-    places = head_columns(heads, times=len(problem_ids))
+    places = head_columns([*heads] * len(problem_ids))
     del places["paper_label"]
     of = {"problem": np.repeat(problem_ids, len(heads)), **fixed, **places, called: metric}
     return pd.DataFrame(of | {"value": cells.ravel()})

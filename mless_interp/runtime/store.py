@@ -5,7 +5,7 @@ import datetime
 import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsigh
 
 
 @checked
-def provenance(model: Any = None, *, command: Sequence[str] | None = None, **more: object) -> dict[str, object]:
+def provenance(model: Any = None, **more: object) -> dict[str, object]:
     """Return where a result comes from: versions, machine, the model with its check figures, the command, the time (UTC)."""
     found: dict[str, object] = {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": list(sys.argv if command is None else command),
+        "command": list(sys.argv),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: version(name) for name in PACKAGES},
@@ -150,8 +150,7 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 def _rebuild(part: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> object:
     name, package = part["class"], sys.modules["mless_interp"]
-    if any(name in names for names in package.RESULTS.values()):
-        getattr(package, name)  # its module enters it into SAVED
+    getattr(package, name, None)  # the module of a public one enters it into SAVED
     if name not in SAVED:
         raise ValueError(f"this version of the toolkit has no result {name!r}")
     made = SAVED[name](**{key: _decode(value, arrays) for key, value in part["fields"].items()})

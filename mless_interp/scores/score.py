@@ -21,6 +21,7 @@ from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..runtime import results
+from ..runtime.columns import ends_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, in_context
 from ..runtime.own_code import codes_of
@@ -143,7 +144,7 @@ class HeadScores(results.Result):
             )
         table = self.table(condition or list(self.values[metric])[-1])
         wanted = dict.fromkeys((metric, *self._usual(self.metrics)))
-        names = [name for each in wanted for name in (each, *results.ends_of(each)) if name in table]
+        names = [name for each in wanted for name in (each, *ends_of(each)) if name in table]
         table = table.sort_values(metric, ascending=False, kind="stable", ignore_index=True).head(k)
         return table[["label", "layer", "head", *names]]
 

@@ -15,7 +15,6 @@ from .intervals import (
     defined_mean,
     derive_generator,
     mean_interval,
-    one_problem,
 )
 from .prevalence import (
     SENSES,

@@ -113,7 +113,7 @@ def bootstrap_interval(
     found = np.full((4, flat.shape[1]), np.nan)
     flag = np.full(counts.shape, TOO_FEW, dtype=f"<U{len(FELL_BACK)}")
     size = max(1, _CHUNK_VALUES // n_resamples)  # cells whose resampled means fit in a bounded block of memory
-    for cells, column in _by_count(flat):
+    for cells, column in by_count(flat, at_least=2):
         weights = resample_weights(len(column), n_resamples, seed)
         for start in range(0, cells.size, size):
             at, x = cells[start : start + size], column[:, start : start + size]
@@ -145,9 +145,7 @@ def mean_interval(
     >>> mean_interval(np.array([1.0, 2.0, 3.0]))
     2 [-0.4841, 4.484] (95 % t, n = 3; few problems)
     """
-    if len(values) == 1:
-        return one_problem(np.asarray(values[0]), confidence=confidence)
-    array = check_effects(values, name="values")
+    array = check_effects(values, name="values", min_problems=1)
     counts = (~np.isnan(array)).sum(0)
     few = counts < FEW_PROBLEMS
     if not few.any():
@@ -178,19 +176,11 @@ def _student(array: np.ndarray, confidence: float) -> Interval:
     return Interval(estimate, low, high, error, n, flag, confidence, "t")
 
 
-def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interval:
-    """Return the "interval" of one problem: its numbers without limits, flagged."""
-    estimate = np.asarray(estimate, dtype=float)
-    unknown, flag = np.full(estimate.shape, np.nan), np.full(estimate.shape, TOO_FEW)
-    n = np.asarray(np.isfinite(estimate), dtype=int)
-    return Interval(estimate, unknown, unknown, unknown, n, flag, confidence, "none")
-
-
-def _by_count(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def by_count(array: np.ndarray, *, at_least: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield cells with equally many defined problems, and those problems' values, in the problems' order."""
     undefined = np.isnan(array)
     counts = (~undefined).sum(axis=0)
-    for n in np.unique(counts[counts >= 2]):
+    for n in np.unique(counts[counts >= at_least]):
         cells = np.flatnonzero(counts == n)
         column = array[:, cells]
         if n < len(undefined):
@@ -225,18 +215,17 @@ def _limits(
     draws: np.ndarray, estimate: np.ndarray, *, tie: np.ndarray, skew: np.ndarray, confidence: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the lower and upper limit of each cell, and where BCa had to give way to percentile; sorts `draws` in place."""
-    tail = (1 - confidence) / 2
-    levels = np.repeat([[tail], [1 - tail]], len(draws), axis=1)
+    tails = np.array([[(1 - confidence) / 2], [1 - (1 - confidence) / 2]])
     difference = draws - estimate[:, None]
     below, tied = difference < -tie[:, None], np.abs(difference) <= tie[:, None]
     share = (np.count_nonzero(below, axis=1) + 0.5 * np.count_nonzero(tied, axis=1)) / draws.shape[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         z0 = ndtri(share)
-        shifted = z0 + ndtri(np.array([[tail], [1 - tail]]))
+        shifted = z0 + ndtri(tails)
         room = 1 - skew * shifted
         adjusted = ndtr(z0 + shifted / room)
         fell_back = ~((room > 0) & np.isfinite(room)).all(axis=0)
-    levels = np.where(fell_back, levels, adjusted)
+    levels = np.where(fell_back, tails, adjusted)
     draws.sort(axis=1)
     position = levels * (draws.shape[1] - 1)
     left = np.floor(position).astype(np.intp)

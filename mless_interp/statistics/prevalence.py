@@ -1,15 +1,15 @@
 """What most problems show, exactly and for any distribution: medians, shares, tests of claims, corrections for many tests."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Shaped
 from scipy import stats
 
-from ..core.arguments import check_count, check_share
-from .intervals import CONFIDENCE, AnyArray, CellCounts, Cells, Effects, Groups, Interval, check_effects
+from ..core.arguments import check_share
+from .intervals import CONFIDENCE, AnyArray, CellCounts, Cells, Effects, Groups, Interval, by_count, check_effects
 
 SENSES = (1, -1)
 """With the effect, and against it."""
@@ -57,14 +57,12 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
     shape = array.shape[1:]
     flat = array.reshape(len(array), -1)
     middle, low, high = (np.full(flat.shape[1], np.nan) for _ in range(3))
-    counts = (~np.isnan(flat)).sum(0)
-    for n in np.unique(counts[counts > 0]).tolist():
-        cells = counts == n
-        ordered = np.sort(flat[:, cells], axis=0)[:n]  # NaN last
+    for cells, column in by_count(flat, at_least=1):
+        ordered, k = np.sort(column, axis=0), order_statistic(len(column), (1 - confidence) / 2)
         middle[cells] = np.median(ordered, axis=0)
-        k = order_statistic(n, (1 - confidence) / 2)
         if k > 0:
-            low[cells], high[cells] = ordered[k - 1], ordered[n - k]
+            low[cells], high[cells] = ordered[k - 1], ordered[-k]
+    counts = (~np.isnan(flat)).sum(0)
     estimate, least, most, n_defined = (each.reshape(shape) for each in (middle, low, high, counts))
     flag = np.where(np.isnan(least), TOO_FEW_FOR_MEDIAN, "")
     return Interval(estimate, least, most, np.full(shape, np.nan), n_defined, flag, confidence, "order statistics")
@@ -205,9 +203,6 @@ class Prevalence:
         rows = {name: getattr(self, name)[:, at] for name in ("count", "low", "high", "p", "p_corrected")}
         return replace(self, n=np.asarray(self.n[at]), **rows)
 
-    def in_sense(self, sense: int, values: Senses) -> CellCounts:
-        return np.asarray(values[self.senses.index(sense)])
-
 
 def prevalence_test(
     effects: Effects,
@@ -240,10 +235,10 @@ def prevalence_test(
     return Prevalence(senses, count, n, low, high, p, corrected, float(delta), confidence)
 
 
-def _most_of_all(count: np.ndarray, n: np.ndarray, tested: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _most_of_all(count: np.ndarray, n: np.ndarray, tested: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return P(Bin(n, 1/2) >= count), NaN where not tested, and the same after Holm."""
-    p = np.where(n > 0, stats.binom.sf(count - 1, n, 0.5), np.nan)
-    p = np.asarray(p if tested is None else np.where(tested, p, np.nan))
+    asked = n > 0 if tested is None else tested & (n > 0)
+    p = np.where(asked, stats.binom.sf(count - 1, n, 0.5), np.nan)
     return p, holm(p)
 
 
@@ -261,7 +256,7 @@ def exact_limits(count: np.ndarray, n: np.ndarray, *, confidence: float = CONFID
     return np.where(n > 0, low, np.nan), np.where(n > 0, high, np.nan)
 
 
-def within_test(effects: Effects, delta: float, *, tested: np.ndarray | None = None) -> tuple[Cells, Cells]:
+def within_test(effects: Effects, delta: float) -> tuple[Cells, Cells]:
     r"""Test whether |d| is below a smallest effect in more than half of all problems: (p, p after Holm) per cell.
 
     $$ k = \#\{p : |d_p| < \delta\}, \qquad p = P(\mathrm{Bin}(n, \tfrac12) \ge k) $$
@@ -274,7 +269,7 @@ def within_test(effects: Effects, delta: float, *, tested: np.ndarray | None = N
     array = check_effects(effects, min_problems=1)
     defined = ~np.isnan(array)
     n, count = defined.sum(0), (defined & (np.abs(array) < delta)).sum(0)
-    return _most_of_all(np.where(np.isnan(delta), np.nan, count), np.asarray(n), tested)
+    return _most_of_all(np.where(np.isnan(delta), np.nan, count), np.asarray(n))
 
 
 def fewest_problems(n_tests: int, *, alpha: float = 0.05) -> int:
@@ -283,7 +278,6 @@ def fewest_problems(n_tests: int, *, alpha: float = 0.05) -> int:
     >>> fewest_problems(2 * 784), fewest_problems(2 * 2 * 112, alpha=0.04)
     (15, 14)
     """
-    check_count(n_tests, name="n_tests")
     check_share(alpha, name="alpha")
     return int(np.floor(np.log2(n_tests / alpha) + 1e-12)) + 1
 
@@ -313,14 +307,13 @@ def holm(p_values: CellCounts) -> Cells:
     >>> holm(np.array([0.01, 0.04, 0.03]))
     array([0.03, 0.06, 0.06])
     """
-    p_values = np.asarray(p_values, dtype=np.float64)  # of a table's column: its own labels must not order it
-    made, tested = np.full(p_values.shape, np.nan), ~np.isnan(p_values)
-    family = p_values[tested]
-    order = np.argsort(family, kind="stable")
-    adjusted = np.empty(family.size)
-    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, family[order] * np.arange(family.size, 0, -1)))
-    made[tested] = adjusted
-    return made
+
+    def step_down(family: np.ndarray) -> np.ndarray:
+        order, adjusted = np.argsort(family, kind="stable"), np.empty(family.size)
+        adjusted[order] = np.maximum.accumulate(np.minimum(1.0, family[order] * np.arange(family.size, 0, -1)))
+        return adjusted
+
+    return _as_family(p_values, step_down)
 
 
 def benjamini_hochberg(p_values: CellCounts) -> Cells:
@@ -333,8 +326,13 @@ def benjamini_hochberg(p_values: CellCounts) -> Cells:
     >>> benjamini_hochberg(np.array([0.01, 0.04, 0.03, 0.5])).round(6)
     array([0.04    , 0.053333, 0.053333, 0.5     ])
     """
-    p_values = np.asarray(p_values, dtype=np.float64)
+    return _as_family(p_values, stats.false_discovery_control)
+
+
+def _as_family(p_values: CellCounts, adjusted: Callable[[np.ndarray], np.ndarray]) -> Cells:
+    """Adjust the p-values of all cells that are not NaN together."""
+    p_values = np.asarray(p_values, dtype=np.float64)  # of a table's column: its own labels must not order it
     made, tested = np.full(p_values.shape, np.nan), ~np.isnan(p_values)
     if tested.any():
-        made[tested] = stats.false_discovery_control(p_values[tested])
+        made[tested] = adjusted(p_values[tested])
     return made

@@ -51,8 +51,8 @@ def wilson(successes: Counts, n: Counts, *, confidence: float = CONFIDENCE) -> I
         centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
         half = z * np.sqrt(share * (1 - share) / total + z**2 / (4.0 * total**2)) / (1 + z**2 / total)
         error = np.sqrt(share * (1 - share) / total)
-    low = np.where(k == 0, np.where(total == 0, np.nan, 0.0), centre - half)
-    high = np.where(k == total, np.where(total == 0, np.nan, 1.0), centre + half)
+    low = np.where((k == 0) & (total > 0), 0.0, centre - half)
+    high = np.where((k == total) & (total > 0), 1.0, centre + half)
     share, error, flag = np.asarray(share), np.asarray(error), np.where(total == 0, "no problems", "")
     return Interval(share, low, high, error, total.copy(), flag, confidence, "wilson")
 

@@ -68,13 +68,9 @@ def forward_folds(units: Sequence[str], groups: Sequence[str], *, seed: int) -> 
     """
     named = sorted(set(units) - {""})
     order = derive_generator(seed, "forward folds").permutation(len(named))
-    folds = [{named[at] for at in part} for part in np.array_split(order, N_FOLDS)]
-    fold_of_group = {
-        group: next(at for at, fold in enumerate(folds) if unit in fold)
-        for group, unit in zip(groups, units, strict=True)
-        if unit
-    }
-    fold = np.array([fold_of_group.get(group, -1) for group in groups])
+    fold_of = {named[at]: fold for fold, part in enumerate(np.array_split(order, N_FOLDS)) for at in part}
+    unit_of = {group: unit for group, unit in zip(groups, units, strict=True) if unit}
+    fold = np.array([fold_of.get(unit_of.get(group, ""), -1) for group in groups])
     tested = np.array([bool(unit) for unit in units])
     steps = [(np.flatnonzero(fold < at), np.flatnonzero((fold == at) & tested)) for at in range(1, N_FOLDS)]
     return [(train, test) for train, test in steps if len(train) and len(test)]
