@@ -9,19 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.shapes import DestPositions, Logits, Pattern, PerHead, PerRow, Segment, Vectors, Visible
+from ..core.shapes import Logits, Pattern, PerHead, PerRow, Segment, Vectors, Visible
 from .patterns import check_segment, check_span, prepared, widened
 
 RowVectors = Float[Tensor, "*lead dest d"]
 
 
 def span_output(
-    pattern: Pattern,
-    values: Float[Tensor, "*#lead src d"],
-    *,
-    span: Segment,
-    visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
+    pattern: Pattern, values: Float[Tensor, "*#lead src d"], *, span: Segment, visible: Visible | None = None
 ) -> RowVectors:
     r"""Return the part of each row's head output that comes from the span: the additive term Sigma, in units of the values.
 
@@ -34,7 +29,7 @@ def span_output(
             [1.]])
     """
     check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = prepared(pattern, visible)
     part = _weighted(pattern, values, span)
     return torch.where(visible.any(-1)[..., None], part, torch.nan)
 
@@ -46,7 +41,6 @@ def span_output_weight(
     span: Segment,
     output_weights: Float[Tensor, "*#lead d d_model"] | None = None,
     visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
 ) -> PerRow:
     r"""Return the share of the span in a head's output by norm instead of attention, in [0, 1].
 
@@ -61,7 +55,7 @@ def span_output_weight(
     tensor([0.0000, 0.7500])
     """
     check_span(span, n_tokens=pattern.shape[-1])
-    pattern, _ = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, _ = prepared(pattern, visible)
     parts = [_weighted(pattern, values, side) for side in (span, ~span)]
     written = parts if output_weights is None else [part @ output_weights.to(part.dtype) for part in parts]
     inside, outside = (part.norm(dim=-1) for part in written)

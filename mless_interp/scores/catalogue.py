@@ -143,21 +143,21 @@ peak_attenuation | ratio | | height of the base run's peaks that is left
 
 def _of_rows(formula: Callable[..., Tensor], masks: tuple[str, ...], rows: Rows) -> Tensor:
     """Return a formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
-    return formula(rows.block.pattern, **{mask: getattr(rows, mask) for mask in masks}, **rows.options)
+    return formula(rows.block.pattern, visible=rows.block.visible, **{mask: getattr(rows, mask) for mask in masks})
 
 
 def _chain(term: int, rows: Rows) -> Tensor:
-    return attention.entropy_chain(rows.block.pattern, span=rows.span, **rows.options)[term]
+    return attention.entropy_chain(rows.block.pattern, span=rows.span, visible=rows.block.visible)[term]
 
 
 def _output_weight(rows: Rows) -> Tensor:
     values = torch.nn.functional.pad(rows.beside["values"][:, : rows.block.n_src], (0, 0, 0, rows.block.n_extra))
-    given = {"span": rows.span, "output_weights": rows.beside["output_weights"], **rows.options}
+    given = {"span": rows.span, "output_weights": rows.beside["output_weights"], "visible": rows.block.visible}
     return outputs.span_output_weight(rows.block.pattern, values, **given)
 
 
 def _density(rows: Rows) -> Tensor:
-    given = {"span": rows.span, "sink": rows.sink, **rows.options}
+    given = {"span": rows.span, "sink": rows.sink, "visible": rows.block.visible}
     if rows.block.scores is None:
         return attention.log_density_ratio(rows.block.pattern, **given)
     return attention.log_density_ratio_from_scores(rows.block.scores, **given)

@@ -136,7 +136,7 @@ def pattern_blocks(
     for a, b in row_ranges(n_tokens, n_heads):
         rows, seen, positions = pattern[:, a:b, :b], visible[:, a:b, :b], torch.arange(a, b, device=pattern.device)
         if n_extra:
-            rows, seen = with_sink_key(rows, visible=seen, dest_positions=positions)
+            rows, seen = with_sink_key(rows, visible=seen)
         given = None if scores is None else torch.nn.functional.pad(scores[:, a:b, :b], (0, n_extra))
         yield Block(rows, seen, positions, a, n_extra, given)
 
@@ -190,10 +190,6 @@ class Rows:
     block: Block
     layout: Layout
     beside: dict[str, Any]
-
-    @property
-    def options(self) -> dict[str, Tensor]:
-        return {"visible": self.block.visible, "dest_positions": self.block.positions}
 
     @cached_property
     def span(self) -> Tensor:
