@@ -343,11 +343,6 @@ def total_variation(p: Distribution, q: Distribution) -> Distance:
 
 def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Return both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for others."""
-    if p.shape[-1] != q.shape[-1]:
-        raise ValueError(
-            f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "
-            "renormalised_rows"
-        )
     checked = []
     for name, rows in (("first", p), ("second", q)):
         wide = patterns.widened(rows)

@@ -71,7 +71,7 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
     >>> value_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), span=torch.tensor([True, False, True]))
     tensor(0.)
     """
-    check_span(span, n_tokens=values.shape[-2], may_cover_all=True)
+    check_segment(span, name="span", n_tokens=values.shape[-2])
     units, count = _units(values, span)
     pairs = units.sum(-2).square().sum(-1) - count
     return torch.where(count > 1, pairs / (count * (count - 1)), torch.nan)
@@ -105,7 +105,7 @@ def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
     return torch.where(total[..., 0] > 0, rank, torch.nan)
 
 
-def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> PerHead:
+def direction_coherence(vectors: Vectors) -> PerHead:
     r"""Return how far vectors at different rows point the same way, whatever their lengths, in [0, 1].
 
     $R = \left\lVert \frac{1}{|Q|} \sum_{i \in Q} \frac{\Sigma_i}{\lVert \Sigma_i \rVert} \right\rVert$, of `span_output` rows
@@ -114,10 +114,7 @@ def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> Per
     >>> direction_coherence(torch.tensor([[2.0, 0.0], [5.0, 0.0]])), direction_coherence(torch.tensor([[1.0], [-3.0]]))
     (tensor(1.), tensor(0.))
     """
-    if rows is None:
-        rows = torch.ones(vectors.shape[-2], dtype=torch.bool, device=vectors.device)
-    check_segment(rows, name="rows", n_tokens=vectors.shape[-2])
-    units, count = _units(vectors, rows)
+    units, count = _units(vectors, torch.ones(vectors.shape[-2], dtype=torch.bool, device=vectors.device))
     return units.sum(-2).norm(dim=-1) / count
 
 
@@ -134,7 +131,7 @@ def _units(vectors: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _singular_values(values: Tensor, span: Tensor) -> Tensor:
-    check_span(span, n_tokens=values.shape[-2], may_cover_all=True)
+    check_segment(span, name="span", n_tokens=values.shape[-2])
     used = span.flatten(end_dim=-2).any(0) if span.ndim > 1 else span
     return torch.linalg.svdvals(torch.where(span[..., used, None], widened(values)[..., used, :], 0))
 

@@ -225,7 +225,7 @@ class Engine:
         @torch.no_grad()
         def made() -> Tensor:
             z = self.donor.z[layer]
-            if not intervention.needs_attention:
+            if intervention == PatchZ():  # also where a backend shows no queries and keys
                 return z[:, self.there.to(z.device)]
             rows, keys = self.runs.cut(self.sweep.contrast)
             state_of = partial(LayerState.of, self.model, layer=layer, span=keys, rows=rows)

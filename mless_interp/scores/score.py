@@ -22,7 +22,7 @@ from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pai
 from ..prompts.problems import distinct, groups_of
 from ..runtime import results
 from ..runtime.engines import Tick, Unit
-from ..runtime.loop import RunOptions, in_context
+from ..runtime.loop import RunOptions
 from ..runtime.own_code import codes_of
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
 from . import streaming
@@ -137,10 +137,7 @@ class HeadScores(results.Result):
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
         """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric under `condition` (None:
         "inserted", or the only one): what `summary` shows of them, this metric first."""
-        if np.isnan(self.of(metric, condition)).all():
-            raise ValueError(
-                f"{metric} is undefined in every problem: what it compares (tokens before the span, rows) is not there"
-            )
+        self.of(metric, condition)  # an error names what there is instead
         table = self.table(condition or list(self.values[metric])[-1])
         wanted = dict.fromkeys((metric, *self._usual(self.metrics)))
         names = [name for each in wanted for name in (each, *results.ends_of(each)) if name in table]
@@ -308,15 +305,9 @@ def score_heads(
             layout = streaming.pair_layout(pair, condition, rows=rows)
             plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink)
             keep = number == 0 and len(conditions) > 1 and any("first_rows" in each.needs for each in names.values())
-            try:
-                inputs = pair.condition(condition)
-                run, nulls, kept = streaming.reduce_prompt(
-                    model, inputs, layout, plan, layers=described.layers, keep=keep, compare=other, source=source
-                )
-                for layer in described.layers:
-                    made.add(condition, layer, layout, run[layer], nulls[layer], asked=asked[layer])
-            except ValueError as error:
-                raise in_context(error, f"condition {condition}") from error
+            run, nulls, kept = described.reduced(pair, condition, layout, plan, keep=keep, compare=other)
+            for layer in described.layers:
+                made.add(condition, layer, layout, run[layer], nulls[layer], asked=asked[layer])
             other = kept if keep else other or {}
             tick(1)
         return {"values": made.values, "null": made.null}
@@ -374,10 +365,7 @@ def score_cache(
             "with prepend_bos=False"
         )
     caches, patterns = dict(zip(told, given, strict=True)), given[-1]
-    n_layers = max(map(max, caches.values())) + 1
-    if windows is not None and len(windows) < n_layers:
-        raise ValueError(f"windows must name every layer: {n_layers} layers, got {len(windows)}")
-    n_heads = next(iter(patterns.values())).shape[0]
+    n_layers, n_heads = max(map(max, caches.values())) + 1, next(iter(patterns.values())).shape[0]
     made = _Scores(names, min_rows, (n_layers, n_heads))
     for number, (name, layers) in enumerate(caches.items()):
         layout = streaming.pair_layout(pair, name, rows=rows)
@@ -528,6 +516,13 @@ class Described:
         """What every result of it says of pairs and heads."""
         ids, groups = tuple(pair.id for pair in self.pairs), groups_of(pair.problem for pair in self.pairs)
         return {"problem_ids": ids, "groups": groups, "heads": self.heads, "settings": self.settings}
+
+    def reduced(
+        self, pair: PromptPair, condition: str, layout: streaming.Layout, plan: streaming.Plan, **more: Any
+    ) -> streaming.Reductions:
+        """Call `reduce_prompt` of a pair's prompt in one condition."""
+        how: Arguments = {"layers": self.layers, "source": self.source, **more}
+        return streaming.reduce_prompt(self.model, pair.condition(condition), layout, plan, **how)
 
     def each(self, compute: Callable[[PromptPair, Tick], T], label: str, options: RunOptions) -> list[T]:
         """Call `over_pairs`, a pair at a time in all conditions."""

@@ -294,6 +294,9 @@ def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
     return {layer: Reduced({key: found[layer, key] for key in reduced.numbers}) for layer, reduced in layers.items()}
 
 
+Reductions = tuple[dict[int, Reduced], dict[int, Reduced], dict[int, Other]]
+
+
 def reduce_prompt(
     model: Model,
     inputs: Inputs,
@@ -304,7 +307,7 @@ def reduce_prompt(
     source: Source,
     keep: bool = False,
     compare: dict[int, Other] | None = None,
-) -> tuple[dict[int, Reduced], dict[int, Reduced], dict[int, Other]]:
+) -> Reductions:
     """Return one prompt's forward pass with its reducers: no logits, no pattern outlives its layer.
     By layer: its own attention, uniform attention in its place, and, with `keep`, what another condition is compared with."""
     recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")

@@ -70,7 +70,7 @@ SPECIAL: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
     "circuit_distance": lambda x, y, v: outputs.circuit_distance(FRACTIONS.to(patterns.widened(x)), x),
     "arm_threshold_signed": lambda x, y, v: activations.arm_threshold(x, c=0.3, absolute=False),
     "near_zero_fraction": lambda x, y, v: activations.near_zero_fraction(x, threshold=activations.quantile(y, q=0.4)),
-    "direction_coherence": lambda x, y, v: outputs.direction_coherence(v, rows=SPAN),
+    "direction_coherence": lambda x, y, v: outputs.direction_coherence(v),
     "affine_fit": lambda x, y, v: outputs.affine_fit(v, v.flip(-2))[2],
     "affine_parts": lambda x, y, v: outputs.affine_parts(v, v + 1, lam=x, sigma=v.flip(-1), matched=2 * v)["rest"],
 }
