@@ -144,7 +144,6 @@ def log_density_ratio_from_scores(
 
 
 def _check_sink(sink: Tensor, span: Tensor) -> None:
-    patterns.check_segment(sink, name="sink", n_tokens=span.shape[-1])
     if (sink & span).any():
         raise ValueError("the sink and the span share a token: take the first token outside the span as the sink")
 
@@ -247,7 +246,6 @@ def entropy_without_sink(pattern: Pattern, *, sink: Segment, visible: Visible | 
     ...                      sink=torch.tensor([True, False, False]))
     tensor([   nan, 0.0000, 0.6931])
     """
-    patterns.check_segment(sink, name="sink", n_tokens=pattern.shape[-1])
     pattern, _ = patterns.prepared(pattern, visible)
     entropy, mass = _entropy_within(pattern, ~sink)
     return torch.where(mass >= 1e-6, entropy, torch.nan)

@@ -71,7 +71,6 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
     >>> value_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), span=torch.tensor([True, False, True]))
     tensor(0.)
     """
-    check_segment(span, name="span", n_tokens=values.shape[-2])
     units, count = _units(values, span)
     pairs = units.sum(-2).square().sum(-1) - count
     return torch.where(count > 1, pairs / (count * (count - 1)), torch.nan)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 
 from ..core.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Vectors, Visible
-from .patterns import check_segment, prepared, segment_mean, widened
+from .patterns import prepared, segment_mean, widened
 
 
 def received_sums(
@@ -41,10 +41,8 @@ def received_sums(
     pattern, visible = prepared(pattern, visible)
     counted = visible & (torch.arange(n_tokens, device=pattern.device) < queries[:, None] + int(diag))
     if rows is not None:
-        check_segment(rows, name="rows", n_tokens=n_tokens)
         counted = counted & rows[..., queries, None]
     if sink is not None:
-        check_segment(sink, name="sink", n_tokens=n_tokens)
         counted = counted & ~sink[..., None, :]
     sums = torch.where(counted, pattern, 0).sum(-2)
     return sums, counted.sum(-2).expand(sums.shape)
