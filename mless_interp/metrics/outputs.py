@@ -113,7 +113,7 @@ def direction_coherence(vectors: Vectors) -> PerHead:
     >>> direction_coherence(torch.tensor([[2.0, 0.0], [5.0, 0.0]])), direction_coherence(torch.tensor([[1.0], [-3.0]]))
     (tensor(1.), tensor(0.))
     """
-    units, count = _units(vectors, torch.ones(vectors.shape[-2], dtype=torch.bool, device=vectors.device))
+    units, count = _units(vectors, torch.ones_like(vectors[..., 0], dtype=torch.bool))
     return units.sum(-2).norm(dim=-1) / count
 
 

@@ -72,17 +72,6 @@ def check_span(span: Tensor, *, n_tokens: int) -> None:
         raise ValueError(f"the span {what}; mark only the inserted tokens")
 
 
-def row_mask(rows: RowChoice, *, question: Segment, span: Segment | None = None) -> Segment:
-    """Return the destination tokens of a mean over rows: all, all but the span, or the question's.
-
-    >>> row_mask("shared", question=torch.tensor([False, False, True]), span=torch.tensor([False, True, False]))
-    tensor([ True, False,  True])
-    """
-    if rows == "question":
-        return question
-    return torch.ones_like(question) if rows == "all" or span is None else ~span
-
-
 def segment_mean(values: PerColumn, segment: Segment) -> PerHead:
     r"""Return the mean of a per-token (or per-row) quantity over a segment, in the quantity's own unit.
 

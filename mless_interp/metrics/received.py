@@ -26,7 +26,7 @@ def received_sums(
     r"""Return the attention that each token receives, summed over the rows of this block that read it, and their number.
 
     $S_j = \sum_{i \in R_j} A_{ij}$, $n_j = |R_j|$, $R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\}$. `rows` is a mask
-    over all tokens (`row_mask`); `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows,
+    over all tokens; `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows,
     given with their `visible` keys and their `dest_positions`, add.
 
     >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))

@@ -18,7 +18,7 @@ from ..core.arguments import nearest
 from ..metrics import attention, outputs, received, recovery
 from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column
-from .streaming import Layout, Need, Reduced, Rows, States
+from .streaming import Layout, Need, Reduced, Rows, Vectors
 
 Kind = Literal["row", "profile", "paired", "state"]
 
@@ -175,23 +175,25 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor], rows: Rows) -> Tensor
     return found
 
 
-PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
-    "span": lambda values, s: segment_mean(values, s.span),
-    "span_first": lambda values, s: received.first_of(values, s.span),
-    "sink": lambda values, s: segment_mean(values, s.layout.sink),
+PLACES: dict[str, Callable[[Tensor, Layout], Tensor]] = {
+    "span": lambda values, layout: segment_mean(values, layout.span),
+    "span_first": lambda values, layout: received.first_of(values, layout.span),
+    "sink": lambda values, layout: segment_mean(values, layout.sink),
 }
 
 
-def _norms(vectors: Tensor, s: States) -> Tensor:
-    return received.relative_norms(vectors, others=s.others.to(vectors.device))
+def _norms(vectors: Tensor, layout: Layout) -> Tensor:
+    return received.relative_norms(vectors, others=(~layout.span & ~layout.sink).to(vectors.device))
 
 
-def _cosines(vectors: Tensor, s: States) -> Tensor:
-    return received.cosines_to_sink(vectors, sink=s.layout.sink.to(vectors.device))
+def _cosines(vectors: Tensor, layout: Layout) -> Tensor:
+    return received.cosines_to_sink(vectors, sink=layout.sink.to(vectors.device))
 
 
-def _state(place: str, of: Need, formula: Callable[[Tensor, States], Tensor], s: States) -> Tensor:
-    return PLACES[place](formula(s.vectors[of], s).cpu().expand(s.n_heads, -1), s)
+def _state(
+    place: str, of: Need, formula: Callable[[Tensor, Layout], Tensor], vectors: Vectors, layout: Layout, n_heads: int
+) -> Tensor:
+    return PLACES[place](formula(vectors[of], layout).cpu().expand(n_heads, -1), layout)
 
 
 def _of_both(formula: Callable[[Tensor, Tensor], Tensor], base: Profile, own: Profile) -> Tensor:

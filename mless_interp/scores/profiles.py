@@ -316,10 +316,10 @@ def _prompt(pair: PromptPair, condition: str) -> Prompt:
 def _masses(described: Described, pair: PromptPair, condition: str, segments: Sequence[str]) -> np.ndarray:
     """Return `[layer, head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
     prompt = _prompt(pair, condition)
-    n, every = len(prompt), torch.ones(len(prompt), dtype=torch.bool)
+    every = torch.ones(len(prompt), dtype=torch.bool)
     masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
     # all rows are "question" rows here: those that are reduced
-    layout = Layout(n, ~every, question=every, before=~every, sink=~every, rows=every, shared=torch.arange(n))
+    layout = Layout(~every, every, before=~every, sink=~every, rows=every, shared=torch.arange(len(prompt)))
 
     def mass_on(mask: Tensor) -> RowFormula:
         return lambda rows: rows.block.pattern[..., rows.block.mask(mask)].double().sum(-1)

@@ -92,9 +92,9 @@ class HeadScores(results.Result):
 
     def middle(self, metric: str, condition: str | None = None) -> np.ndarray:
         """Return the mean over problems, `[layer, head]`; the median of metrics that may be infinite (`Metric.censored`)."""
-        values = self.by_group(self.of(metric, condition))
-        censored = metric_shown(metric).censored
-        return median_interval(values).estimate if censored else defined_mean(values)
+        if not metric_shown(metric).censored:
+            return self.mean(metric, condition)
+        return median_interval(self.by_group(self.of(metric, condition))).estimate
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
         """Return one row per head: each metric's mean over problems (median of those that may be infinite), its interval, the
@@ -372,7 +372,7 @@ def score_cache(
         plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink)
         for layer, pattern in layers.items():
             window = None if windows is None else windows[layer]
-            visible = visibility(Inputs(torch.zeros(1, layout.n_tokens, device=pattern.device)), window)[0]
+            visible = visibility(Inputs(torch.zeros(1, len(layout.span), device=pattern.device)), window)[0]
             blocks = streaming.pattern_blocks(pattern, visible, n_extra=int(sinks))
             even = streaming.uniform_blocks(visible, pattern.float().dtype, n_extra=int(sinks))
             reduced = streaming.reduce_blocks(blocks, layout, plan)

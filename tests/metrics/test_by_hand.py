@@ -95,13 +95,6 @@ def test_peaks_that_match_are_shared() -> None:
     same(recovery.matched_peaks_f1(x, x ^ x), 0.0)
 
 
-def test_masks_are_what_their_names_say() -> None:
-    question, span = mask(3, 4, n=5), mask(1, 2, n=5)
-    for rows, expected in (("all", marks(T, T, T, T, T)), ("shared", ~span), ("question", question)):
-        assert patterns.row_mask(rows, question=question, span=span).equal(expected)
-    assert patterns.row_mask("shared", question=question).all()
-
-
 def test_rows_are_renormalised_in_float32_and_padded_ones_may_hold_anything() -> None:
     pattern = random_pattern(2, visible=visible_keys(50)).bfloat16()
     assert (pattern.float().sum(-1) - 1).abs().max() > 1e-4
