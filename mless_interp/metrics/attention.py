@@ -43,8 +43,7 @@ def retained_mass(pattern: Pattern, *, span: Segment, visible: Visible | None = 
     tensor([1.0000, 0.7500])
     """
     patterns.check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = patterns.prepared(pattern, visible)
-    return torch.where(visible.any(-1), patterns.row_sums(pattern, ~span), torch.nan)
+    return span_mass(pattern, span=~span, visible=visible)
 
 
 def span_log_odds(scores: Float[Tensor, "*lead dest src"], *, span: Segment, visible: Visible | None = None) -> PerRow:

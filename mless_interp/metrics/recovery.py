@@ -30,8 +30,7 @@ def span_collapse(received: PerColumn, *, span: Segment, reference: Segment) -> 
     ...               reference=torch.tensor([True, False, False]))
     tensor(0.7500)
     """
-    level = segment_mean(received, reference)
-    return torch.where(level >= LEAST_LEVEL, 1 - segment_mean(received, span) / level, torch.nan)
+    return 1 - recovery_ratio(received, before=reference, after=span)
 
 
 def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.25) -> PerHead:
