@@ -422,6 +422,5 @@ class SegmentAttention(results.Result):
         return self.conditions[results.place_of(condition or self.conditions[-1], self.conditions, "condition")]
 
     def _cells(self, condition: str | None) -> np.ndarray:
-        """Return `[problem, head, dest, src]` of the heads asked for."""
-        layers, numbers = [head.layer for head in self.heads], [head.head for head in self.heads]
-        return self.values[self._condition(condition)][:, layers, numbers]
+        values = np.moveaxis(self.values[self._condition(condition)], (3, 4), (1, 2))
+        return np.moveaxis(results.of_heads(values, self.heads), 3, 1)
