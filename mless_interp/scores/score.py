@@ -137,7 +137,10 @@ class HeadScores(results.Result):
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
         """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric under `condition` (None:
         "inserted", or the only one): what `summary` shows of them, this metric first."""
-        self.of(metric, condition)  # an error names what there is instead
+        if np.isnan(self.of(metric, condition)).all():
+            raise ValueError(
+                f"{metric} is undefined in every problem: what it compares (tokens before the span, rows) is not there"
+            )
         table = self.table(condition or list(self.values[metric])[-1])
         wanted = dict.fromkeys((metric, *self._usual(self.metrics)))
         names = [name for each in wanted for name in (each, *results.ends_of(each)) if name in table]

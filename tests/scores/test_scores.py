@@ -207,6 +207,9 @@ def test_a_function_of_ones_own_is_a_row_metric(model: Model, tmp_path: Path) ->
     for found in (scores.values, scores.null):
         np.testing.assert_allclose(found["own"]["inserted"], found["span_mass"]["inserted"], atol=1e-7)
     assert scores.metrics == ("own", "span_mass") and len(scores.top("own", 3)) == 3
+    nothing = replace(scores, values=scores.values | {"own": {"inserted": scores.of("own") * np.nan}})
+    with pytest.raises(ValueError, match="own is undefined in every problem"):
+        nothing.top("own")
 
 
 def test_chosen_heads_are_scored_and_the_rest_is_undefined(model: Model) -> None:
