@@ -82,7 +82,6 @@ class Read:
             seen = visible[:, :, a:b, :b]
             pattern = softmax(with_sinks(masked_scores(q[:, a:b], k[:, :b], seen, rule), rule.column))[0]
             keys = {"visible": with_extra(seen[0], rule, value=True), "span": with_extra(inside[:b], rule)}
-            keys["dest_positions"] = torch.arange(a, b, device=q.device)
             padded = torch.nn.functional.pad(values[:, :b], (0, 0, 0, rule.n_extra))
             parts.append((retained_mass(pattern, **keys), outputs.span_output(pattern, padded, **keys)))
         lam, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))

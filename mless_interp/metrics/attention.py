@@ -1,8 +1,9 @@
 """Metrics of attention rows: mass on a segment, entropy, and distances between the rows of two runs.
 
-Every metric works row by row (`[*lead, dest, src]` in, `[*lead, dest]` out), so blocks of rows of one prompt concatenate;
-average over a question with `segment_mean`. Rows that see no key (padding) are NaN. Compare prompts of different lengths by
-`normalised_entropy` or the chain rule, and the rows of two runs over the same tokens (`renormalised_rows`).
+Every metric works row by row (`[*lead, dest, src]` in, `[*lead, dest]` out), so blocks of rows of one prompt, given with the
+keys that they see (`visible`), concatenate; average over a question with `segment_mean`. Rows that see no key (padding) are
+NaN. Compare prompts of different lengths by `normalised_entropy` or the chain rule, and the rows of two runs over the same
+tokens (`renormalised_rows`).
 """
 
 import math
@@ -11,16 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.shapes import DestPositions, Pattern, PerRow, Segment, Visible
+from ..core.shapes import Pattern, PerRow, Segment, Visible
 from . import patterns
 
 LEAST_MASS = 1e-8
 """A part of a row with less attention has no shares of its own."""
 
 
-def span_mass(
-    pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> PerRow:
+def span_mass(pattern: Pattern, *, span: Segment, visible: Visible | None = None) -> PerRow:
     r"""Return the share of each row's attention that goes to the span: $1 - \lambda$, the *drop*, a probability.
 
     $m_i = \sum_{k \in I} A_{ik} = 1 - \lambda_i$. 0: it ignores the span; 1: it reads nothing else. Source: arXiv 2510.01032,
@@ -30,13 +29,11 @@ def span_mass(
     tensor([0.0000, 0.2500])
     """
     patterns.check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible)
     return torch.where(visible.any(-1), patterns.row_sums(pattern, span), torch.nan)
 
 
-def retained_mass(
-    pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> PerRow:
+def retained_mass(pattern: Pattern, *, span: Segment, visible: Visible | None = None) -> PerRow:
     r"""Return the share of each row's attention that stays outside the span: lambda, a probability.
 
     $\lambda_i = \sum_{j \notin I} A_{ij} = 1 - m_i$, summed over the other keys, so that a tiny lambda keeps its digits. 1:
@@ -46,17 +43,10 @@ def retained_mass(
     tensor([1.0000, 0.7500])
     """
     patterns.check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
-    return torch.where(visible.any(-1), patterns.row_sums(pattern, ~span), torch.nan)
+    return span_mass(pattern, span=~span, visible=visible)
 
 
-def span_log_odds(
-    scores: Float[Tensor, "*lead dest src"],
-    *,
-    span: Segment,
-    visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
-) -> PerRow:
+def span_log_odds(scores: Float[Tensor, "*lead dest src"], *, span: Segment, visible: Visible | None = None) -> PerRow:
     r"""Return the log odds of reading the span against anything else, from attention scores before the softmax, in nats.
 
     $\operatorname{logit}(1 - \lambda_i) = \operatorname{LSE}_{k \in I} s_{ik} - \operatorname{LSE}_{j \notin I} s_{ij}$. 0:
@@ -67,21 +57,14 @@ def span_log_odds(
     tensor([    inf,  0.0000, -0.6931])
     """
     patterns.check_span(span, n_tokens=scores.shape[-1])
-    visible = patterns.resolved_visible(scores, visible=visible, dest_positions=dest_positions)
+    visible = patterns.resolved_visible(scores, visible)
     scores = torch.where(visible, patterns.widened(scores), -torch.inf)
     inside = torch.where(span[..., None, :], scores, -torch.inf).logsumexp(-1)
     outside = torch.where(span[..., None, :], -torch.inf, scores).logsumexp(-1)
     return torch.where(visible.any(-1), inside - outside, torch.nan)
 
 
-def non_sink_span_mass(
-    pattern: Pattern,
-    *,
-    span: Segment,
-    sink: Segment,
-    visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
-) -> PerRow:
+def non_sink_span_mass(pattern: Pattern, *, span: Segment, sink: Segment, visible: Visible | None = None) -> PerRow:
     r"""Return the share of the span in the attention that does not go to the sink, a probability.
 
     $m_i / (1 - A_{i,K_0})$. 1: all that is not parked on the sink goes to the span. NaN where that is less than 1e-8.
@@ -92,7 +75,7 @@ def non_sink_span_mass(
     """
     _check_sink(sink, span)
     patterns.check_span(span, n_tokens=pattern.shape[-1])
-    pattern, _ = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, _ = patterns.prepared(pattern, visible)
     rest = patterns.row_sums(pattern, ~sink)
     return torch.where(rest >= LEAST_MASS, patterns.row_sums(pattern, span) / rest, torch.nan)
 
@@ -110,12 +93,7 @@ def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torc
 
 
 def log_density_ratio(
-    pattern: Pattern,
-    *,
-    span: Segment,
-    sink: Segment | None = None,
-    visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
+    pattern: Pattern, *, span: Segment, sink: Segment | None = None, visible: Visible | None = None
 ) -> PerRow:
     r"""Return how much more attention a span token gets than another visible token, as a log ratio in nats.
 
@@ -128,7 +106,7 @@ def log_density_ratio(
     ...                   span=torch.tensor([False, False, True])).exp()
     tensor([   nan,    nan, 0.5000])
     """
-    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible)
     return log_density_ratio_from_scores(pattern.log(), span=span, sink=sink, visible=visible)
 
 
@@ -138,7 +116,6 @@ def log_density_ratio_from_scores(
     span: Segment,
     sink: Segment | None = None,
     visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
 ) -> PerRow:
     r"""Return `log_density_ratio` from attention scores before the softmax, in nats: finite where probabilities underflow.
 
@@ -148,13 +125,13 @@ def log_density_ratio_from_scores(
     Scores of keys that are not visible may hold anything.
 
     >>> log_density_ratio_from_scores(torch.tensor([[0.0, 0.0, -200.0]]), span=torch.tensor([False, False, True]),
-    ...                               dest_positions=torch.tensor([2]))
+    ...                               visible=torch.tensor([[True, True, True]]))
     tensor([-200.])
     """
     patterns.check_span(span, n_tokens=scores.shape[-1])
     if sink is not None:
         _check_sink(sink, span)
-    visible = patterns.resolved_visible(scores, visible=visible, dest_positions=dest_positions)
+    visible = patterns.resolved_visible(scores, visible)
     inside, others = (visible & segment[..., None, :] for segment in (span, ~span if sink is None else ~span & ~sink))
     wide = patterns.widened(scores)
     levels = [
@@ -166,14 +143,11 @@ def log_density_ratio_from_scores(
 
 
 def _check_sink(sink: Tensor, span: Tensor) -> None:
-    patterns.check_segment(sink, name="sink", n_tokens=span.shape[-1])
     if (sink & span).any():
         raise ValueError("the sink and the span share a token: take the first token outside the span as the sink")
 
 
-def attention_entropy(
-    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> PerRow:
+def attention_entropy(pattern: Pattern, *, visible: Visible | None = None) -> PerRow:
     r"""Return the Shannon entropy of each attention row, in nats.
 
     $H_i = -\sum_j A_{ij} \ln A_{ij}$, $0 \ln 0 = 0$. 0: it reads a single token; $\ln c_i$: its $c_i$ visible tokens evenly.
@@ -181,13 +155,11 @@ def attention_entropy(
     >>> attention_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.0000, 0.6931])
     """
-    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible)
     return torch.where(visible.any(-1), _entropy(pattern), torch.nan)
 
 
-def normalised_entropy(
-    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> PerRow:
+def normalised_entropy(pattern: Pattern, *, visible: Visible | None = None) -> PerRow:
     r"""Return the entropy of each attention row as a share of the most that its visible keys allow, in [0, 1].
 
     $H_i / \ln c_i$. 0: one token; 1: uniform. NaN where the row sees a single key.
@@ -195,14 +167,12 @@ def normalised_entropy(
     >>> normalised_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([nan, 1.])
     """
-    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible)
     n_keys = visible.sum(-1)
     return torch.where(n_keys > 1, _entropy(pattern) / n_keys.to(pattern.dtype).log(), torch.nan)
 
 
-def effective_tokens(
-    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> PerRow:
+def effective_tokens(pattern: Pattern, *, visible: Visible | None = None) -> PerRow:
     r"""Return the number of tokens that each row reads as if evenly (Hill number of order 1).
 
     $\exp(H_i)$. 1: a single token; $c_i$: all visible tokens evenly.
@@ -210,12 +180,10 @@ def effective_tokens(
     >>> effective_tokens(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([1., 2.])
     """
-    return attention_entropy(pattern, visible=visible, dest_positions=dest_positions).exp()
+    return attention_entropy(pattern, visible=visible).exp()
 
 
-def participation(
-    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> PerRow:
+def participation(pattern: Pattern, *, visible: Visible | None = None) -> PerRow:
     r"""Return the participation ratio of each row, in tokens (Hill number of order 2, never above `effective_tokens`).
 
     $1 / \textstyle\sum_j A_{ij}^2$. 1: a single token; $c_i$: all visible tokens evenly.
@@ -223,14 +191,12 @@ def participation(
     >>> participation(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([1., 2.])
     """
-    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible)
     return torch.where(visible.any(-1), 1 / pattern.square().sum(-1), torch.nan)
 
 
 @patterns.once
-def entropy_chain(
-    pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> tuple[PerRow, PerRow, PerRow]:
+def entropy_chain(pattern: Pattern, *, span: Segment, visible: Visible | None = None) -> tuple[PerRow, PerRow, PerRow]:
     r"""Return each row's entropy as the sum of three terms, in nats: (which side, where outside the span, where inside it).
 
     $H(A_i) = h_2(\lambda_i) + \lambda_i H(A_{i,\bar I} / \lambda_i) + (1 - \lambda_i) H(A_{i,I} / (1 - \lambda_i))$. A side
@@ -241,7 +207,7 @@ def entropy_chain(
     (tensor([0.0000, 0.6931]), tensor([0., 0.]), tensor([0., 0.]))
     """
     patterns.check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible)
     information = _information(pattern)
     masses = [patterns.row_sums(pattern, side) for side in (~span, span)]
     outer = [torch.xlogy(mass, mass) for mass in masses]
@@ -251,9 +217,7 @@ def entropy_chain(
     return between, outside, inside
 
 
-def within_span_entropy(
-    pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> PerRow:
+def within_span_entropy(pattern: Pattern, *, span: Segment, visible: Visible | None = None) -> PerRow:
     r"""Return how evenly each row spreads its span attention over the span tokens that it sees, in [0, 1].
 
     $H(A_{i,I} / m_i) / \ln |I \cap V_i|$. 1: all alike (the paper's claim for meaningless tokens); 0: a single span token.
@@ -264,16 +228,14 @@ def within_span_entropy(
     tensor([nan, nan, 1.])
     """
     patterns.check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = patterns.prepared(pattern, visible)
     n_keys = (visible & span[..., None, :]).sum(-1)
     entropy, mass = _entropy_within(pattern, span)
     defined = (n_keys > 1) & (mass >= LEAST_MASS)
     return torch.where(defined, entropy / n_keys.to(pattern.dtype).log(), torch.nan)
 
 
-def entropy_without_sink(
-    pattern: Pattern, *, sink: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> PerRow:
+def entropy_without_sink(pattern: Pattern, *, sink: Segment, visible: Visible | None = None) -> PerRow:
     r"""Return the entropy of each row after the sink's share is removed and the rest renormalised, in nats.
 
     $H(A_{i,\bar K_0} / (1 - A_{i,K_0}))$. Tells a head that reads one token from one that parks its mass on the sink. NaN
@@ -283,8 +245,7 @@ def entropy_without_sink(
     ...                      sink=torch.tensor([True, False, False]))
     tensor([   nan, 0.0000, 0.6931])
     """
-    patterns.check_segment(sink, name="sink", n_tokens=pattern.shape[-1])
-    pattern, _ = patterns.prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, _ = patterns.prepared(pattern, visible)
     entropy, mass = _entropy_within(pattern, ~sink)
     return torch.where(mass >= 1e-6, entropy, torch.nan)
 
@@ -379,11 +340,6 @@ def total_variation(p: Distribution, q: Distribution) -> Distance:
 
 def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Return both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for others."""
-    if p.shape[-1] != q.shape[-1]:
-        raise ValueError(
-            f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "
-            "renormalised_rows"
-        )
     checked = []
     for name, rows in (("first", p), ("second", q)):
         wide = patterns.widened(rows)

@@ -9,19 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.shapes import DestPositions, Logits, Pattern, PerHead, PerRow, Segment, Vectors, Visible
+from ..core.shapes import Logits, Pattern, PerHead, PerRow, Segment, Vectors, Visible
 from .patterns import check_segment, check_span, prepared, widened
 
 RowVectors = Float[Tensor, "*lead dest d"]
 
 
 def span_output(
-    pattern: Pattern,
-    values: Float[Tensor, "*#lead src d"],
-    *,
-    span: Segment,
-    visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
+    pattern: Pattern, values: Float[Tensor, "*#lead src d"], *, span: Segment, visible: Visible | None = None
 ) -> RowVectors:
     r"""Return the part of each row's head output that comes from the span: the additive term Sigma, in units of the values.
 
@@ -34,7 +29,7 @@ def span_output(
             [1.]])
     """
     check_span(span, n_tokens=pattern.shape[-1])
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, visible = prepared(pattern, visible)
     part = _weighted(pattern, values, span)
     return torch.where(visible.any(-1)[..., None], part, torch.nan)
 
@@ -46,7 +41,6 @@ def span_output_weight(
     span: Segment,
     output_weights: Float[Tensor, "*#lead d d_model"] | None = None,
     visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
 ) -> PerRow:
     r"""Return the share of the span in a head's output by norm instead of attention, in [0, 1].
 
@@ -61,7 +55,7 @@ def span_output_weight(
     tensor([0.0000, 0.7500])
     """
     check_span(span, n_tokens=pattern.shape[-1])
-    pattern, _ = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    pattern, _ = prepared(pattern, visible)
     parts = [_weighted(pattern, values, side) for side in (span, ~span)]
     written = parts if output_weights is None else [part @ output_weights.to(part.dtype) for part in parts]
     inside, outside = (part.norm(dim=-1) for part in written)
@@ -77,7 +71,6 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
     >>> value_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), span=torch.tensor([True, False, True]))
     tensor(0.)
     """
-    check_span(span, n_tokens=values.shape[-2], may_cover_all=True)
     units, count = _units(values, span)
     pairs = units.sum(-2).square().sum(-1) - count
     return torch.where(count > 1, pairs / (count * (count - 1)), torch.nan)
@@ -111,7 +104,7 @@ def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
     return torch.where(total[..., 0] > 0, rank, torch.nan)
 
 
-def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> PerHead:
+def direction_coherence(vectors: Vectors) -> PerHead:
     r"""Return how far vectors at different rows point the same way, whatever their lengths, in [0, 1].
 
     $R = \left\lVert \frac{1}{|Q|} \sum_{i \in Q} \frac{\Sigma_i}{\lVert \Sigma_i \rVert} \right\rVert$, of `span_output` rows
@@ -120,10 +113,7 @@ def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> Per
     >>> direction_coherence(torch.tensor([[2.0, 0.0], [5.0, 0.0]])), direction_coherence(torch.tensor([[1.0], [-3.0]]))
     (tensor(1.), tensor(0.))
     """
-    if rows is None:
-        rows = torch.ones(vectors.shape[-2], dtype=torch.bool, device=vectors.device)
-    check_segment(rows, name="rows", n_tokens=vectors.shape[-2])
-    units, count = _units(vectors, rows)
+    units, count = _units(vectors, torch.ones_like(vectors[..., 0], dtype=torch.bool))
     return units.sum(-2).norm(dim=-1) / count
 
 
@@ -140,7 +130,7 @@ def _units(vectors: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _singular_values(values: Tensor, span: Tensor) -> Tensor:
-    check_span(span, n_tokens=values.shape[-2], may_cover_all=True)
+    check_segment(span, name="span", n_tokens=values.shape[-2])
     used = span.flatten(end_dim=-2).any(0) if span.ndim > 1 else span
     return torch.linalg.svdvals(torch.where(span[..., used, None], widened(values)[..., used, :], 0))
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..core.shapes import DestPositions, Pattern, PerColumn, PerHead, PerRow, Segment, Visible
+from ..core.shapes import Pattern, PerColumn, PerHead, PerRow, Segment, Visible
 
 RowChoice = Literal["all", "shared", "question"]
 P = ParamSpec("P")
@@ -63,24 +63,13 @@ def check_segment(segment: Tensor, *, name: str, n_tokens: int) -> None:
         )
 
 
-def check_span(span: Tensor, *, n_tokens: int, may_cover_all: bool = False) -> None:
-    """Raise ValueError unless `span` is a mask that holds some tokens, and leaves some out (or `may_cover_all`)."""
+def check_span(span: Tensor, *, n_tokens: int) -> None:
+    """Raise ValueError unless `span` is a mask that holds some tokens, and leaves some out."""
     check_segment(span, name="span", n_tokens=n_tokens)
-    empty, full = ~span.any(-1), span.all(-1) & (not may_cover_all)
+    empty, full = ~span.any(-1), span.all(-1)
     if (empty | full).any():
         what = "is empty" if empty.any() else "covers all tokens: there is nothing left to compare it with"
         raise ValueError(f"the span {what}; mark only the inserted tokens")
-
-
-def row_mask(rows: RowChoice, *, question: Segment, span: Segment | None = None) -> Segment:
-    """Return the destination tokens of a mean over rows: all, all but the span, or the question's.
-
-    >>> row_mask("shared", question=torch.tensor([False, False, True]), span=torch.tensor([False, True, False]))
-    tensor([ True, False,  True])
-    """
-    if rows == "question":
-        return question
-    return torch.ones_like(question) if rows == "all" or span is None else ~span
 
 
 def segment_mean(values: PerColumn, segment: Segment) -> PerHead:
@@ -103,25 +92,21 @@ ROW_SUM_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e
 
 
 @once
-def prepared(
-    pattern: Pattern, *, visible: Visible | None, dest_positions: DestPositions | None
-) -> tuple[Pattern, Visible]:
+def prepared(pattern: Pattern, visible: Visible | None) -> tuple[Pattern, Visible]:
     """Return the pattern in at least float32 with zeros outside the visible keys, and these keys (causal where none are given).
 
     Rows may be off by `ROW_SUM_TOLERANCE`; ValueError names one that does not sum to 1 or has a negative entry. Half-precision
     rows are renormalised (bfloat16 rows are off by up to 2e-3, which an entropy shows). Rows that see no key become zeros.
     """
-    cleaned, sums, visible = _seen(pattern, visible, dest_positions, least=1.0)
+    cleaned, sums, visible = _seen(pattern, visible, least=1.0)
     if pattern.dtype in (torch.float16, torch.bfloat16):
         cleaned = cleaned / torch.where(visible.any(-1), sums, 1)[..., None]
     return cleaned.clamp(min=0), visible
 
 
-def _seen(
-    pattern: Pattern, visible: Visible | None, dest_positions: DestPositions | None, *, least: float
-) -> tuple[Pattern, PerRow, Visible]:
+def _seen(pattern: Pattern, visible: Visible | None, *, least: float) -> tuple[Pattern, PerRow, Visible]:
     """Return what rows give to the keys that they see, its sums, these keys; ValueError where a sum is not in [`least`, 1]."""
-    visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
+    visible = resolved_visible(pattern, visible)
     cleaned, tolerance = torch.where(visible, widened(pattern), 0), ROW_SUM_TOLERANCE[pattern.dtype]
     sums = cleaned.sum(-1)
     fine = (sums - 1 <= tolerance) & (sums - least >= -tolerance) & (cleaned.amin(-1) >= -tolerance)
@@ -139,31 +124,33 @@ def _seen(
 
 
 def with_sink_key(
-    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
+    pattern: Pattern, *, visible: Visible | None = None
 ) -> tuple[Float[Tensor, "*lead dest src+1"], Bool[Tensor, "*#lead dest src+1"]]:
     r"""Return a pattern whose rows sum to less than 1, as learned sinks leave it, with what they lack as one last key.
 
     $A_{i,T} = 1 - \textstyle\sum_{j < T} A_{ij}$, $V_{i,T} = \text{true}$: a learned sink is a key outside every span, seen by
-    every row, with value 0 and no token. Masks over the tokens get one more entry (False for a span, True for a sink), and a
-    block its `dest_positions`. Source: GPT-OSS (arXiv 2508.10925), whose heads each learn a logit that joins the softmax.
+    every row, with value 0 and no token. Masks over the tokens get one more entry (False for a span, True for a sink). Source:
+    GPT-OSS (arXiv 2508.10925), whose heads each learn a logit that joins the softmax.
 
     >>> with_sink_key(torch.tensor([[0.5, 0.0], [0.25, 0.25]]))[0]
     tensor([[0.5000, 0.0000, 0.5000],
             [0.2500, 0.2500, 0.5000]])
     """
-    _, sums, visible = _seen(pattern, visible, dest_positions, least=0.0)
+    _, sums, visible = _seen(pattern, visible, least=0.0)
     sighted = visible.any(-1, keepdim=True)  # a row that sees nothing (padding) stays undefined
     lacks = torch.where(sighted, (1 - sums[..., None]).clamp(min=0).to(pattern.dtype), 0)
     return torch.cat([pattern, lacks], -1), torch.cat([visible, sighted], -1)
 
 
-def resolved_visible(
-    scores: Float[Tensor, "*lead dest src"], *, visible: Visible | None, dest_positions: DestPositions | None
-) -> Visible:
-    """Return `visible`, checked against a block of rows, or the causal triangle of these rows."""
+def resolved_visible(scores: Float[Tensor, "*lead dest src"], visible: Visible | None) -> Visible:
+    """Return `visible`, checked against a block of rows, or the causal triangle of a whole pattern."""
     if visible is None:
-        queries = row_positions(scores, dest_positions)
-        return torch.arange(scores.shape[-1], device=scores.device) <= queries[:, None]
+        n_rows, n_keys = scores.shape[-2:]
+        if n_rows != n_keys:
+            raise ValueError(
+                f"a block of {n_rows} rows over {n_keys} keys needs `visible`, the keys that each row sees"
+            )
+        return torch.ones(n_rows, n_keys, dtype=torch.bool, device=scores.device).tril()
     fits = visible.ndim >= 2 and visible.shape[-2:] == scores.shape[-2:] and visible.ndim <= scores.ndim
     fits = fits and all(v in (1, s) for v, s in zip(visible.shape[-3::-1], scores.shape[-3::-1], strict=False))
     if visible.dtype != torch.bool or not fits:
@@ -191,18 +178,3 @@ def uniform_pattern(visible: Visible, *, dtype: torch.dtype = torch.float32) -> 
             [0.5000, 0.5000]])
     """
     return visible.to(dtype) / visible.sum(-1, keepdim=True).clamp(min=1)
-
-
-def row_positions(pattern: Pattern, dest_positions: DestPositions | None) -> DestPositions:
-    """Return which token each row of a block belongs to; all tokens in order by default."""
-    n_rows, n_tokens = pattern.shape[-2:]
-    if dest_positions is None and n_rows == n_tokens:
-        return torch.arange(n_tokens, device=pattern.device)
-    fits = dest_positions is not None and dest_positions.shape == (n_rows,)
-    if dest_positions is None or not fits or ((dest_positions < 0) | (dest_positions >= n_tokens)).any():
-        got = None if dest_positions is None else dest_positions.tolist()
-        raise ValueError(
-            f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions: the position of each row's token from 0 to "
-            f"{n_tokens - 1}, counted from the start of the whole (padded) prompt; got {got}"
-        )
-    return dest_positions

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 
 from ..core.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Vectors, Visible
-from .patterns import check_segment, prepared, row_positions, segment_mean, widened
+from .patterns import prepared, segment_mean, widened
 
 
 def received_sums(
@@ -26,21 +26,23 @@ def received_sums(
     r"""Return the attention that each token receives, summed over the rows of this block that read it, and their number.
 
     $S_j = \sum_{i \in R_j} A_{ij}$, $n_j = |R_j|$, $R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\}$. `rows` is a mask
-    over all tokens (`row_mask`); `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows
-    add.
+    over all tokens; `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows,
+    given with their `visible` keys and their `dest_positions`, add.
 
     >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
     (tensor([1.1000, 0.3000, 0.0000]), tensor([2, 1, 0]))
     """
-    n_tokens = pattern.shape[-1]
-    queries = row_positions(pattern, dest_positions)
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    n_rows, n_tokens = pattern.shape[-2:]
+    if dest_positions is None and n_rows != n_tokens:
+        raise ValueError(
+            f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions, where each row's token stands"
+        )
+    queries = torch.arange(n_tokens, device=pattern.device) if dest_positions is None else dest_positions
+    pattern, visible = prepared(pattern, visible)
     counted = visible & (torch.arange(n_tokens, device=pattern.device) < queries[:, None] + int(diag))
     if rows is not None:
-        check_segment(rows, name="rows", n_tokens=n_tokens)
         counted = counted & rows[..., queries, None]
     if sink is not None:
-        check_segment(sink, name="sink", n_tokens=n_tokens)
         counted = counted & ~sink[..., None, :]
     sums = torch.where(counted, pattern, 0).sum(-2)
     return sums, counted.sum(-2).expand(sums.shape)

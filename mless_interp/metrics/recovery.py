@@ -13,7 +13,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from ..core.shapes import PerColumn, PerHead, Segment
-from .patterns import check_segment, check_span, segment_mean, widened
+from .patterns import segment_mean, widened
 
 LEAST_LEVEL = 1e-12
 """A mean attention below it is taken for none."""
@@ -30,9 +30,7 @@ def span_collapse(received: PerColumn, *, span: Segment, reference: Segment) -> 
     ...               reference=torch.tensor([True, False, False]))
     tensor(0.7500)
     """
-    check_span(span, n_tokens=received.shape[-1])
-    level = segment_mean(received, reference)
-    return torch.where(level >= LEAST_LEVEL, 1 - segment_mean(received, span) / level, torch.nan)
+    return 1 - recovery_ratio(received, before=reference, after=span)
 
 
 def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.25) -> PerHead:
@@ -43,7 +41,6 @@ def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.
     >>> collapsed_share(torch.tensor([1.0, 0.1, 0.3]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
     """
-    check_span(span, n_tokens=relative.shape[-1])
     relative = widened(relative)
     return segment_mean(torch.where(relative.isnan(), torch.nan, (relative < threshold).to(relative.dtype)), span)
 
@@ -58,7 +55,6 @@ def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead
     >>> onset_step(torch.tensor([1.0, 1.0, 0.25, 0.25, 1.0]), span=torch.tensor([False, False, True, True, False]))
     tensor(-0.7500)
     """
-    check_span(span, n_tokens=relative.shape[-1])
     offset = torch.arange(relative.shape[-1], device=relative.device) - span.int().argmax(-1, keepdim=True)
     if (span != (offset >= 0) & (offset < span.sum(-1, keepdim=True))).any():
         raise ValueError("the span has several pieces, and an onset is only defined for one block: use span_collapse")
@@ -75,7 +71,6 @@ def span_variation(received: PerColumn, *, span: Segment) -> PerHead:
     >>> span_variation(torch.tensor([9.0, 1.0, 3.0]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
     """
-    check_span(span, n_tokens=received.shape[-1])
     received = widened(received)
     mean = segment_mean(received, span)
     deviation = segment_mean((received - mean[..., None]).square(), span).sqrt()
@@ -110,7 +105,6 @@ def recovery_fraction(
     ...                   span=torch.tensor([False, True, False]), after=torch.tensor([False, False, True]))
     tensor(0.2500)
     """
-    check_span(span, n_tokens=received.shape[-1])
     pre, inside, post = (segment_mean(received, segment) for segment in (before, span, after))
     step = pre - inside
     defined = (step != 0) & (step.abs() >= tolerance * torch.maximum(pre, inside))
@@ -127,7 +121,6 @@ def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -
     >>> aligned_recovery(torch.tensor([0.5, 0.3]), torch.tensor([0.4, 0.15]), tokens=torch.tensor([False, True]))
     tensor(0.5000)
     """
-    check_segment(tokens, name="tokens", n_tokens=base.shape[-1])
     base, inserted = widened(base), widened(inserted)
     keep = tokens & ~base.isnan() & ~inserted.isnan()
     total = torch.where(keep, base, 0).sum(-1)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
 from ..core.arguments import Arguments, checked, count_of, one_of
 from ..core.heads import Head
@@ -114,10 +113,9 @@ def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray, float]:
     rule, after = model.attention_rule(layer), slice(pair.span[1], inputs.n_tokens)
     visible = model.visible(inputs)[layer].to(q.device)[:, :, after]
     scores = masked_scores(q[:, after], k, visible, rule)
-    rows = torch.arange(inputs.n_tokens)[after].to(scores.device)
     span = with_extra(pair.span_mask.to(scores.device), rule)
     shown = with_extra(visible.expand(scores.shape), rule, value=True)
-    odds = span_log_odds(with_sinks(scores, rule.column), span=span, visible=shown, dest_positions=rows)
+    odds = span_log_odds(with_sinks(scores, rule.column), span=span, visible=shown)
     return odds[0].cpu().numpy(), value
 
 

@@ -104,13 +104,12 @@ class LayerState:
 
 @dataclass(frozen=True)
 class Intervention(ABC):
-    """A named edit of head outputs. `needs_span`: a span that can be read; `needs_attention`: the receiving run's queries and
-    keys (else the donor's z is all that it takes). `acts_in`: the direction in which it can change anything ("": both)."""
+    """A named edit of head outputs. `needs_span`: a span that can be read. `acts_in`: the direction in which it can change
+    anything ("": both)."""
 
     name: ClassVar[str]
     needs_donor: ClassVar[bool] = False
     needs_span: ClassVar[bool] = True
-    needs_attention: ClassVar[bool] = True
     needs_equal_length: ClassVar[bool] = False
     acts_in: ClassVar[str] = ""
 
@@ -142,7 +141,6 @@ class PatchZ(Intervention):
     name = "z"
     needs_donor = True
     needs_span = False
-    needs_attention = False
 
     def __call__(self, state: LayerState) -> Z:
         assert state.donor is not None

@@ -98,14 +98,6 @@ def _of_tokens(
     return Outcome(name, appended, unit, reads, lambda logits, pair, clean: formula(logits, torch.tensor(ids(pair))))
 
 
-def _read_apart(pair: PromptPair) -> list[int]:
-    return [pair.n_answer + 1 - _apart(pair)]
-
-
-def _read_after(pair: PromptPair) -> list[int]:
-    return list(range(pair.n_after, 0, -1))
-
-
 def _divergence(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
     assert clean is not None
     return kl_divergence(logits, clean.expand_as(logits))
@@ -122,9 +114,13 @@ OUTCOMES = {
         _of_tokens("answer_logprob", "nats", answer_logprob),
         _of_tokens("answer_prob", "probability", answer_probability),
         _of_tokens("solution_logprob", "nats per token", mean_logprob, "solution"),
-        Outcome("logit_diff", "answer", "logits", _read_apart, _difference, needs_distractor=True),
-        Outcome("kl", "answer", "nats per position", _read_after, _divergence, needs_clean=True),
-        Outcome("kl_last", "answer", "nats", lambda pair: [pair.n_answer + 1], _divergence, needs_clean=True),
+        Outcome(
+            "logit_diff", "answer", "logits", lambda p: [p.n_answer + 1 - _apart(p)], _difference, needs_distractor=True
+        ),
+        Outcome(
+            "kl", "answer", "nats per position", lambda p: [*range(p.n_after, 0, -1)], _divergence, needs_clean=True
+        ),
+        Outcome("kl_last", "answer", "nats", lambda p: [p.n_answer + 1], _divergence, needs_clean=True),
     )
 }
 

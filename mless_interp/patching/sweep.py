@@ -178,10 +178,9 @@ def sweep_heads(
     label = f"patching {count_of(len(chosen), 'head')} ({prepared.insertion})"
     found = prepared.each(of_unit, label=label, settings=settings, options=options, steps=len(chosen) * len(sweeps))
     made = {}
-    for name, sweep in sweeps.items():
-        arrays: Arguments = {key: np.array([each[name][key] for each in found], dtype=float) for key in found[0][name]}
-        arrays |= {"heads": chosen, "seed": options.seed, "direction": sweep.direction}
-        made[name] = PatchScores(**arrays, **prepared.fields({**sweep.settings, "heads": labels}))
+    for name, arrays in results.stacked(found, sweeps).items():
+        swept: Arguments = {**arrays, "heads": chosen, "seed": options.seed, "direction": sweeps[name].direction}
+        made[name] = PatchScores(**swept, **prepared.fields({**sweeps[name].settings, "heads": labels}))
     return made
 
 
@@ -225,7 +224,7 @@ class Engine:
         @torch.no_grad()
         def made() -> Tensor:
             z = self.donor.z[layer]
-            if not intervention.needs_attention:
+            if intervention == PatchZ():  # also where a backend shows no queries and keys
                 return z[:, self.there.to(z.device)]
             rows, keys = self.runs.cut(self.sweep.contrast)
             state_of = partial(LayerState.of, self.model, layer=layer, span=keys, rows=rows)

@@ -18,7 +18,7 @@ from ..core.arguments import nearest
 from ..metrics import attention, outputs, received, recovery
 from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column
-from .streaming import Layout, Need, Reduced, Rows, States
+from .streaming import Layout, Need, Reduced, Rows, Vectors
 
 Kind = Literal["row", "profile", "paired", "state"]
 
@@ -143,21 +143,21 @@ peak_attenuation | ratio | | height of the base run's peaks that is left
 
 def _of_rows(formula: Callable[..., Tensor], masks: tuple[str, ...], rows: Rows) -> Tensor:
     """Return a formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
-    return formula(rows.block.pattern, **{mask: getattr(rows, mask) for mask in masks}, **rows.options)
+    return formula(rows.block.pattern, visible=rows.block.visible, **{mask: getattr(rows, mask) for mask in masks})
 
 
 def _chain(term: int, rows: Rows) -> Tensor:
-    return attention.entropy_chain(rows.block.pattern, span=rows.span, **rows.options)[term]
+    return attention.entropy_chain(rows.block.pattern, span=rows.span, visible=rows.block.visible)[term]
 
 
 def _output_weight(rows: Rows) -> Tensor:
     values = torch.nn.functional.pad(rows.beside["values"][:, : rows.block.n_src], (0, 0, 0, rows.block.n_extra))
-    given = {"span": rows.span, "output_weights": rows.beside["output_weights"], **rows.options}
+    given = {"span": rows.span, "output_weights": rows.beside["output_weights"], "visible": rows.block.visible}
     return outputs.span_output_weight(rows.block.pattern, values, **given)
 
 
 def _density(rows: Rows) -> Tensor:
-    given = {"span": rows.span, "sink": rows.sink, **rows.options}
+    given = {"span": rows.span, "sink": rows.sink, "visible": rows.block.visible}
     if rows.block.scores is None:
         return attention.log_density_ratio(rows.block.pattern, **given)
     return attention.log_density_ratio_from_scores(rows.block.scores, **given)
@@ -175,23 +175,25 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor], rows: Rows) -> Tensor
     return found
 
 
-PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
-    "span": lambda values, s: segment_mean(values, s.span),
-    "span_first": lambda values, s: received.first_of(values, s.span),
-    "sink": lambda values, s: segment_mean(values, s.layout.sink),
+PLACES: dict[str, Callable[[Tensor, Layout], Tensor]] = {
+    "span": lambda values, layout: segment_mean(values, layout.span),
+    "span_first": lambda values, layout: received.first_of(values, layout.span),
+    "sink": lambda values, layout: segment_mean(values, layout.sink),
 }
 
 
-def _norms(vectors: Tensor, s: States) -> Tensor:
-    return received.relative_norms(vectors, others=s.others.to(vectors.device))
+def _norms(vectors: Tensor, layout: Layout) -> Tensor:
+    return received.relative_norms(vectors, others=(~layout.span & ~layout.sink).to(vectors.device))
 
 
-def _cosines(vectors: Tensor, s: States) -> Tensor:
-    return received.cosines_to_sink(vectors, sink=s.layout.sink.to(vectors.device))
+def _cosines(vectors: Tensor, layout: Layout) -> Tensor:
+    return received.cosines_to_sink(vectors, sink=layout.sink.to(vectors.device))
 
 
-def _state(place: str, of: Need, formula: Callable[[Tensor, States], Tensor], s: States) -> Tensor:
-    return PLACES[place](formula(s.vectors[of], s).cpu().expand(s.n_heads, -1), s)
+def _state(
+    place: str, of: Need, formula: Callable[[Tensor, Layout], Tensor], vectors: Vectors, layout: Layout, n_heads: int
+) -> Tensor:
+    return PLACES[place](formula(vectors[of], layout).cpu().expand(n_heads, -1), layout)
 
 
 def _of_both(formula: Callable[[Tensor, Tensor], Tensor], base: Profile, own: Profile) -> Tensor:

@@ -20,10 +20,10 @@ from ..prompts.prompt import SEGMENTS, Prompt
 from ..runtime import results
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick
-from ..runtime.loop import RunOptions, in_context
+from ..runtime.loop import RunOptions
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean, mean_interval
 from .score import Described
-from .streaming import Layout, Plan, RowFormula, Source, pair_layout, reduce_prompt
+from .streaming import Layout, Plan, RowFormula, Source, pair_layout
 
 
 @checked
@@ -58,15 +58,10 @@ def attention_profile(
         plan = Plan(exclude_sink=drop)
         made: dict[str, dict[str, np.ndarray]] = {}
         for condition in conditions:
-            try:
-                layout = pair_layout(pair, condition, rows=rows)
-                inputs = pair.condition(condition)
-                run = reduce_prompt(model, inputs, layout, plan, layers=described.layers, source=source)
-                real, null = (
-                    {at: reduced.mean("received", min_rows).cpu() for at, reduced in each.items()} for each in run[:2]
-                )
-            except ValueError as error:
-                raise in_context(error, f"condition {condition}") from error
+            run = described.reduced(pair, condition, pair_layout(pair, condition, rows=rows), plan)
+            real, null = (
+                {at: reduced.mean("received", min_rows).cpu() for at, reduced in each.items()} for each in run[:2]
+            )
             made[condition] = {
                 "received": torch.stack([real[h.layer][h.head] for h in described.heads]).double().numpy(),
                 "uniform": torch.stack([null[h.layer][0] for h in described.heads]).double().numpy(),
@@ -304,7 +299,7 @@ def attention_between_segments(
     def of_problem(pair: PromptPair, tick: Tick) -> dict[str, np.ndarray]:
         tables = {}
         for name in conditions:
-            masses = _masses(model, pair, name, segments, described.layers, source)
+            masses = _masses(described, pair, name, segments)
             tables[name] = np.where(asked[..., None, None], masses, np.nan)
             tick(1)
         return tables
@@ -318,24 +313,23 @@ def _prompt(pair: PromptPair, condition: str) -> Prompt:
     return pair.inserted if CONDITIONS[condition].has_span else pair.base
 
 
-def _masses(
-    model: Model, pair: PromptPair, condition: str, segments: Sequence[str], layers: Sequence[int], source: Source
-) -> np.ndarray:
+def _masses(described: Described, pair: PromptPair, condition: str, segments: Sequence[str]) -> np.ndarray:
     """Return `[layer, head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
     prompt = _prompt(pair, condition)
-    n, every = len(prompt), torch.ones(len(prompt), dtype=torch.bool)
+    every = torch.ones(len(prompt), dtype=torch.bool)
     masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
     # all rows are "question" rows here: those that are reduced
-    layout = Layout(n, ~every, question=every, before=~every, sink=~every, rows=every, shared=torch.arange(n))
+    layout = Layout(~every, every, before=~every, sink=~every, rows=every, shared=torch.arange(len(prompt)))
 
     def mass_on(mask: Tensor) -> RowFormula:
         return lambda rows: rows.block.pattern[..., rows.block.mask(mask)].double().sum(-1)
 
     plan = Plan(received=False, rows={segment: mass_on(mask) for segment, mask in masks.items()})
-    run, *_ = reduce_prompt(model, pair.condition(condition), layout, plan, layers=layers, source=source)
-    found = np.full((model.info.n_layers, model.info.n_heads, len(segments), len(segments)), np.nan)
+    run, *_ = described.reduced(pair, condition, layout, plan)
+    info = described.model.info
+    found = np.full((info.n_layers, info.n_heads, len(segments), len(segments)), np.nan)
     found[:, :, [segments.index(dest) for dest in masks]] = 0.0  # nobody reads a segment that is not there
-    for layer, (dest, mask) in product(layers, masks.items()):
+    for layer, (dest, mask) in product(described.layers, masks.items()):
         for src, rows in run[layer].of("rows").items():
             found[layer, :, segments.index(dest), segments.index(src)] = segment_mean(rows.cpu(), mask).numpy()
     return found

@@ -23,7 +23,7 @@ from ..prompts.problems import distinct, groups_of
 from ..runtime import results
 from ..runtime.columns import ends_of
 from ..runtime.engines import Tick, Unit
-from ..runtime.loop import RunOptions, in_context
+from ..runtime.loop import RunOptions
 from ..runtime.own_code import codes_of
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
 from . import streaming
@@ -93,9 +93,9 @@ class HeadScores(results.Result):
 
     def middle(self, metric: str, condition: str | None = None) -> np.ndarray:
         """Return the mean over problems, `[layer, head]`; the median of metrics that may be infinite (`Metric.censored`)."""
-        values = self.by_group(self.of(metric, condition))
-        censored = metric_shown(metric).censored
-        return median_interval(values).estimate if censored else defined_mean(values)
+        if not metric_shown(metric).censored:
+            return self.mean(metric, condition)
+        return median_interval(self.by_group(self.of(metric, condition))).estimate
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
         """Return one row per head: each metric's mean over problems (median of those that may be infinite), its interval, the
@@ -309,15 +309,9 @@ def score_heads(
             layout = streaming.pair_layout(pair, condition, rows=rows)
             plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink)
             keep = number == 0 and len(conditions) > 1 and any("first_rows" in each.needs for each in names.values())
-            try:
-                inputs = pair.condition(condition)
-                run, nulls, kept = streaming.reduce_prompt(
-                    model, inputs, layout, plan, layers=described.layers, keep=keep, compare=other, source=source
-                )
-                for layer in described.layers:
-                    made.add(condition, layer, layout, run[layer], nulls[layer], asked=asked[layer])
-            except ValueError as error:
-                raise in_context(error, f"condition {condition}") from error
+            run, nulls, kept = described.reduced(pair, condition, layout, plan, keep=keep, compare=other)
+            for layer in described.layers:
+                made.add(condition, layer, layout, run[layer], nulls[layer], asked=asked[layer])
             other = kept if keep else other or {}
             tick(1)
         return {"values": made.values, "null": made.null}
@@ -375,17 +369,14 @@ def score_cache(
             "with prepend_bos=False"
         )
     caches, patterns = dict(zip(told, given, strict=True)), given[-1]
-    n_layers = max(map(max, caches.values())) + 1
-    if windows is not None and len(windows) < n_layers:
-        raise ValueError(f"windows must name every layer: {n_layers} layers, got {len(windows)}")
-    n_heads = next(iter(patterns.values())).shape[0]
+    n_layers, n_heads = max(map(max, caches.values())) + 1, next(iter(patterns.values())).shape[0]
     made = _Scores(names, min_rows, (n_layers, n_heads))
     for number, (name, layers) in enumerate(caches.items()):
         layout = streaming.pair_layout(pair, name, rows=rows)
         plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink)
         for layer, pattern in layers.items():
             window = None if windows is None else windows[layer]
-            visible = visibility(Inputs(torch.zeros(1, layout.n_tokens, device=pattern.device)), window)[0]
+            visible = visibility(Inputs(torch.zeros(1, len(layout.span), device=pattern.device)), window)[0]
             blocks = streaming.pattern_blocks(pattern, visible, n_extra=int(sinks))
             even = streaming.uniform_blocks(visible, pattern.float().dtype, n_extra=int(sinks))
             reduced = streaming.reduce_blocks(blocks, layout, plan)
@@ -529,6 +520,13 @@ class Described:
         """What every result of it says of pairs and heads."""
         ids, groups = tuple(pair.id for pair in self.pairs), groups_of(pair.problem for pair in self.pairs)
         return {"problem_ids": ids, "groups": groups, "heads": self.heads, "settings": self.settings}
+
+    def reduced(
+        self, pair: PromptPair, condition: str, layout: streaming.Layout, plan: streaming.Plan, **more: Any
+    ) -> streaming.Reductions:
+        """Call `reduce_prompt` of a pair's prompt in one condition."""
+        how: Arguments = {"layers": self.layers, "source": self.source, **more}
+        return streaming.reduce_prompt(self.model, pair.condition(condition), layout, plan, **how)
 
     def each(self, compute: Callable[[PromptPair, Tick], T], label: str, options: RunOptions) -> list[T]:
         """Call `over_pairs`, a pair at a time in all conditions."""

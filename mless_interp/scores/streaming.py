@@ -6,14 +6,14 @@ and keys, so that no layer ever holds heads x tokens^2. Keys that no row of a bl
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..core.arguments import Arguments
-from ..metrics.patterns import RowChoice, computed_once, row_mask, uniform_pattern, widened, with_sink_key
+from ..metrics.patterns import RowChoice, computed_once, uniform_pattern, widened, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
@@ -38,7 +38,6 @@ class Layout:
     the span's, `before` those before it without the `sink`; `rows` are the rows that a mean over rows takes.
     """
 
-    n_tokens: int
     span: Tensor
     question: Tensor
     before: Tensor
@@ -71,12 +70,11 @@ def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
     question = (position >= stop) & ~span
     sink = position == (stop if spans and start == 0 else 0)
     return Layout(
-        n_tokens=len(prompt),
         span=span,
         question=question,
         before=(position < start) & ~sink,
         sink=sink,
-        rows=row_mask(rows, question=question, span=span),
+        rows={"all": torch.ones_like(span), "shared": ~span, "question": question}[rows],
         shared=shared,
         one_block=len(pair.spans) < 2,
     )
@@ -136,7 +134,7 @@ def pattern_blocks(
     for a, b in row_ranges(n_tokens, n_heads):
         rows, seen, positions = pattern[:, a:b, :b], visible[:, a:b, :b], torch.arange(a, b, device=pattern.device)
         if n_extra:
-            rows, seen = with_sink_key(rows, visible=seen, dest_positions=positions)
+            rows, seen = with_sink_key(rows, visible=seen)
         given = None if scores is None else torch.nn.functional.pad(scores[:, a:b, :b], (0, n_extra))
         yield Block(rows, seen, positions, a, n_extra, given)
 
@@ -191,10 +189,6 @@ class Rows:
     layout: Layout
     beside: dict[str, Any]
 
-    @property
-    def options(self) -> dict[str, Tensor]:
-        return {"visible": self.block.visible, "dest_positions": self.block.positions}
-
     @cached_property
     def span(self) -> Tensor:
         return self.block.mask(self.layout.span)
@@ -205,26 +199,10 @@ class Rows:
         return self.block.mask(self.layout.sink, extra=True)
 
 
-@dataclass(frozen=True, eq=False)
-class States:
-    """What a metric of a layer's tokens sees: `vectors` are the "residual" stream before it `[token, d_model]` and its "values"
-    `[head, token, d_head]`, where a metric needs them."""
-
-    layout: Layout
-    n_heads: int
-    vectors: dict[Need, Tensor]
-
-    @property
-    def span(self) -> Tensor:
-        return self.layout.span
-
-    @property
-    def others(self) -> Tensor:
-        """The tokens of the prompt itself, without its sink."""
-        return ~self.span & ~self.layout.sink
-
-
 RowFormula = Callable[[Rows], Tensor]
+Vectors = dict[Need, Tensor]
+"""Of a layer's tokens, where a metric needs them: the "residual" stream before it `[token, d_model]` and its "values" `[head,
+token, d_head]`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +214,7 @@ class Plan:
     exclude_sink: bool = True
     rows: dict[str, RowFormula] = field(default_factory=dict)
     null_rows: tuple[str, ...] = ()
-    states: dict[str, Callable[[States], Tensor]] = field(default_factory=dict)
+    states: dict[str, Callable[[Vectors, Layout, int], Tensor]] = field(default_factory=dict)
     needs: frozenset[Need] = frozenset()
 
     def of_uniform(self) -> "Plan":
@@ -267,7 +245,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside:
     def add(kind: str, n_src: int, part: tuple[Tensor, Tensor]) -> None:
         for what, new in zip(("sum", "count"), part, strict=True):
             if (kind, what) not in totals:
-                totals[kind, what] = new.new_zeros((*new.shape[:-1], layout.n_tokens))
+                totals[kind, what] = new.new_zeros((*new.shape[:-1], len(layout.span)))
             totals[kind, what][..., :n_src] += new[..., :n_src]
 
     for block in blocks:
@@ -298,6 +276,9 @@ def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
     return {layer: Reduced({key: found[layer, key] for key in reduced.numbers}) for layer, reduced in layers.items()}
 
 
+Reductions = tuple[dict[int, Reduced], dict[int, Reduced], dict[int, Other]]
+
+
 def reduce_prompt(
     model: Model,
     inputs: Inputs,
@@ -308,7 +289,7 @@ def reduce_prompt(
     source: Source,
     keep: bool = False,
     compare: dict[int, Other] | None = None,
-) -> tuple[dict[int, Reduced], dict[int, Reduced], dict[int, Other]]:
+) -> Reductions:
     """Return one prompt's forward pass with its reducers: no logits, no pattern outlives its layer.
     By layer: its own attention, uniform attention in its place, and, with `keep`, what another condition is compared with."""
     recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")
@@ -322,8 +303,9 @@ def reduce_prompt(
     def seen(mask: int, device: torch.device) -> Tensor:
         return masks[mask][0].to(device)
 
-    def reduce(layer: int, blocks: Iterator[Block]) -> None:
-        vectors: dict[Need, Tensor] = {}
+    def reduce(layer: int, z: Tensor) -> None:  # by then all else of the layer has come, in whatever order
+        rule, visible = model.attention_rule(layer), seen(first[layer], z.device)
+        vectors: Vectors = {}
         context: dict[str, Any] = {"other": (compare or {}).get(layer)}
         if "residual" in needs:
             vectors["residual"] = held.take(site(layer, "hook_resid_pre"))[0][0]
@@ -333,30 +315,19 @@ def reduce_prompt(
         if "output_weights" in needs:
             written = model.attention_output(layer).weights
             context["output_weights"] = written.to(values.device)  # they may lie elsewhere
-        reduced = reduce_blocks(blocks, layout, plan, **context)
-        states = States(layout, model.info.n_heads, vectors)
-        of_states = {("states", name): formula(states) for name, formula in plan.states.items()}
-        found[layer] = Reduced(reduced.numbers | of_states)
-
-    def entered(layer: int) -> Reducer:
-        def take(z: Tensor) -> None:  # by then queries, keys and values have come, in whatever order
-            (q, k), rule = held.take(*attention_sites(layer, "rot_q", "rot_k")), model.attention_rule(layer)
-            if keep:
-                kept[layer] = Other(widened(q).clone(), widened(k).clone(), seen(first[layer], q.device), rule, layout)
-            if recompute:
-                reduce(layer, recomputed_blocks(q, k, seen(first[layer], q.device), rule))
-
-        return take
-
-    def made(layer: int) -> Reducer:
-        n_extra = model.attention_rule(layer).n_extra
-
-        def take(pattern: Tensor) -> None:
+        if recompute or keep:
+            q, k = held.take(*attention_sites(layer, "rot_q", "rot_k"))
+        if keep:
+            kept[layer] = Other(widened(q).clone(), widened(k).clone(), visible, rule, layout)
+        if recompute:
+            blocks = recomputed_blocks(q, k, visible, rule)
+        else:
             scores = held.take(site(layer, "attn.hook_attn_scores"))[0][0] if "scores" in needs else None
-            visible = seen(first[layer], pattern.device)
-            reduce(layer, pattern_blocks(pattern[0], visible, n_extra=n_extra, scores=scores))
-
-        return take
+            (pattern,) = held.take(site(layer, "attn.hook_pattern"))
+            blocks = pattern_blocks(pattern[0], visible, n_extra=rule.n_extra, scores=scores)
+        reduced, n_heads = reduce_blocks(blocks, layout, plan, **context), model.info.n_heads
+        of_states = {("states", name): formula(vectors, layout, n_heads) for name, formula in plan.states.items()}
+        found[layer] = Reduced(reduced.numbers | of_states)
 
     capture: dict[str, Reducer] = {}
     for layer in layers:
@@ -364,11 +335,10 @@ def reduce_prompt(
         wanted += [site(layer, "attn.hook_v")] * ("values" in needs)
         if recompute or keep:
             wanted += attention_sites(layer, "rot_q", "rot_k")
-            capture[site(layer, "attn.hook_z")] = entered(layer)
         if not recompute:
             wanted += [site(layer, "attn.hook_attn_scores")] * ("scores" in needs)
-            capture[site(layer, "attn.hook_pattern")] = made(layer)
-        capture |= held.captures(*wanted)
+            wanted += [site(layer, "attn.hook_pattern")]
+        capture |= {**held.captures(*wanted), site(layer, "attn.hook_z"): partial(reduce, layer)}
     model.run(inputs, capture=capture, logits_at="none")
     even = {}
     for mask in {first[layer] for layer in layers}:  # uniform attention reduced in the same way

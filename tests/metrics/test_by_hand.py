@@ -17,7 +17,6 @@ def marks(*values: bool) -> torch.Tensor:
 
 
 HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
-THIRD = torch.tensor([2])
 # methods 13: base prompt [P Q Q]; inserted prompt [P I I Q Q], positions held; values 1; -1, -1; 2, 4
 V1 = torch.tensor([[1], [-1], [-1], [2], [4]], dtype=torch.float64)
 
@@ -96,22 +95,15 @@ def test_peaks_that_match_are_shared() -> None:
     same(recovery.matched_peaks_f1(x, x ^ x), 0.0)
 
 
-def test_masks_are_what_their_names_say() -> None:
-    question, span = mask(3, 4, n=5), mask(1, 2, n=5)
-    for rows, expected in (("all", marks(T, T, T, T, T)), ("shared", ~span), ("question", question)):
-        assert patterns.row_mask(rows, question=question, span=span).equal(expected)
-    assert patterns.row_mask("shared", question=question).all()
-
-
 def test_rows_are_renormalised_in_float32_and_padded_ones_may_hold_anything() -> None:
     pattern = random_pattern(2, visible=visible_keys(50)).bfloat16()
     assert (pattern.float().sum(-1) - 1).abs().max() > 1e-4
-    row = patterns.prepared(pattern, visible=None, dest_positions=None)[0]
+    row = patterns.prepared(pattern, visible=None)[0]
     assert row.dtype == torch.float32
     same(row.sum(-1), torch.ones(2, 50))
     visible = visible_keys(3, real=mask(1, 2, n=3))
     pattern = torch.tensor([[NAN, NAN, NAN], [0.0, 1.0, 0.0], [0.0, 0.5, 0.5]])
-    same(patterns.prepared(pattern, visible=visible, dest_positions=None)[0], [[0, 0, 0], [0, 1, 0], [0, 0.5, 0.5]])
+    same(patterns.prepared(pattern, visible=visible)[0], [[0, 0, 0], [0, 1, 0], [0, 0.5, 0.5]])
 
 
 def test_collapse_and_onset() -> None:
@@ -253,8 +245,8 @@ def test_what_is_just_allowed_and_just_not() -> None:
     same(attention.log_density_ratio(HALF, span=marks(F, F, T), sink=marks(T, F, F)), [NAN, NAN, 0.0])
     same(attention.normalised_entropy(torch.tensor([[1 - 5e-5]])), NAN)  # one key, whose row is off by rounding
     rows = torch.rand(99, 3, generator=torch.Generator().manual_seed(0))
-    rows, last = rows / rows.sum(-1, keepdim=True), torch.full((99,), 2)
-    same(attention.within_span_entropy(rows, span=marks(F, F, T), dest_positions=last), NAN)
+    rows, seen = rows / rows.sum(-1, keepdim=True), torch.ones(99, 3, dtype=torch.bool)
+    same(attention.within_span_entropy(rows, span=marks(F, F, T), visible=seen), NAN)
 
 
 def test_defaults_are_the_documented_ones() -> None:
@@ -285,7 +277,7 @@ def test_defaults_are_the_documented_ones() -> None:
 def test_limits_of_mass_by_default() -> None:
     for mass, sinkless, inside in ((1e-6, T, T), (5e-7, F, T), (1e-8, F, T), (5e-9, F, F)):
         row = torch.tensor([[1 - mass, mass / 2, mass / 2]], dtype=torch.float64)
-        block = {"dest_positions": torch.tensor([2])}
+        block = {"visible": marks(T, T, T)[None]}
         first, rest = marks(T, F, F), marks(F, T, T)
         assert attention.entropy_without_sink(row, sink=first, **block).isfinite().item() is sinkless
         assert attention.within_span_entropy(row, span=rest, **block).isfinite().item() is inside
@@ -297,7 +289,10 @@ def test_width_and_place_of_one_token_are_allowed() -> None:
     same(recovery.onset_step(torch.tensor([1.0, 0.25, 1.0]), span=marks(F, T, F), width=1), -0.75)
     same(recovery.running_median(torch.tensor([1.0, NAN, 3.0]), width=1), [1.0, NAN, 3.0])
     same(received.received_from_sums(torch.tensor([0.5]), torch.tensor([1]), min_rows=1), 0.5)
-    same(attention.non_sink_span_mass(HALF[2:], span=marks(F, F, T), sink=marks(T, F, F), dest_positions=THIRD), 0.5)
+    same(
+        attention.non_sink_span_mass(HALF[2:], span=marks(F, F, T), sink=marks(T, F, F), visible=marks(T, T, T)[None]),
+        0.5,
+    )
 
 
 def test_zero_and_undefined_are_told_apart() -> None:

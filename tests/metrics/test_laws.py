@@ -70,7 +70,7 @@ SPECIAL: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
     "circuit_distance": lambda x, y, v: outputs.circuit_distance(FRACTIONS.to(patterns.widened(x)), x),
     "arm_threshold_signed": lambda x, y, v: activations.arm_threshold(x, c=0.3, absolute=False),
     "near_zero_fraction": lambda x, y, v: activations.near_zero_fraction(x, threshold=activations.quantile(y, q=0.4)),
-    "direction_coherence": lambda x, y, v: outputs.direction_coherence(v, rows=SPAN),
+    "direction_coherence": lambda x, y, v: outputs.direction_coherence(v),
     "affine_fit": lambda x, y, v: outputs.affine_fit(v, v.flip(-2))[2],
     "affine_parts": lambda x, y, v: outputs.affine_parts(v, v + 1, lam=x, sigma=v.flip(-1), matched=2 * v)["rest"],
 }
@@ -89,7 +89,7 @@ def takes(parameter: str) -> list[Callable]:
     return [each for each in every if parameter in [first.name for first in parameters(each)[:1]]]
 
 
-NO_PROBABILITIES_NEEDED = {"row_positions", "renormalised_rows", "prepared", "with_sink_key"}
+NO_PROBABILITIES_NEEDED = {"renormalised_rows", "prepared", "with_sink_key"}
 OF_A_PATTERN = [each for each in takes("pattern") if each.__name__ not in NO_PROBABILITIES_NEEDED]
 
 
@@ -175,12 +175,11 @@ def test_blocks_of_rows_concatenate_to_the_whole(name: str) -> None:
     metric, masks = OF_PATTERNS[name], {key: x[0, :1] for key, x in MASKS.items()}
     pattern, visible = PATTERN[0, :1], VISIBLE[0]
     blocks = [
-        metric(pattern[..., rows, :], {"visible": visible[..., rows, :], "dest_positions": rows}, masks)
-        for rows in torch.arange(9).split(4)
+        metric(pattern[..., rows, :], {"visible": visible[..., rows, :]}, masks) for rows in torch.arange(9).split(4)
     ]
     same(torch.cat(blocks, -1), metric(pattern, {"visible": visible}, masks))
-    causal = random_pattern(1, visible=visible_keys(9))
-    blocks = [metric(causal[..., rows, :], {"dest_positions": rows}, masks) for rows in torch.arange(9).split(2)]
+    causal, visible = random_pattern(1, visible=visible_keys(9)), visible_keys(9)
+    blocks = [metric(causal[..., rows, :], {"visible": visible[rows]}, masks) for rows in torch.arange(9).split(2)]
     same(torch.cat(blocks, -1), metric(causal, {}, masks))
 
 
@@ -200,8 +199,8 @@ def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> 
         same(metric(pattern, visible=visible), keys)
     full = attention.normalised_entropy(pattern, visible=visible)
     same(full, torch.where(keys > 1, 1.0, NAN))
-    for rows, left_out in (("all", None), ("shared", sink), ("question", sink)):
-        options = {"rows": patterns.row_mask(rows, question=at >= 8, span=span), "sink": left_out}
+    for rows, left_out in ((at >= 0, None), (~span, sink), (at >= 8, sink)):
+        options = {"rows": rows, "sink": left_out}
         sums, counts = received.received_sums(pattern, visible=visible, **options)
         parts = [
             received.received_sums(pattern[part], visible=visible[part], dest_positions=part, **options)
@@ -265,7 +264,7 @@ def test_rounding_is_allowed_up_to_its_limit() -> None:
         entry = torch.tensor(-tolerance, dtype=dtype).to(wide).item()
         if entry < -tolerance:  # the nearest number beyond it
             entry = torch.nextafter(torch.tensor(-tolerance, dtype=dtype), torch.tensor(0.0, dtype=dtype)).item()
-        seen = {"visible": torch.ones(1, 2, dtype=torch.bool), "dest_positions": None}
+        seen = {"visible": torch.ones(1, 2, dtype=torch.bool)}
         allowed = patterns.prepared(torch.tensor([[1 - entry, entry]], dtype=dtype), **seen)[0]
         assert allowed[0, 1] == 0, dtype
         with pytest.raises(ValueError, match=r"row \[0\] sums to .* with a least entry of -"):

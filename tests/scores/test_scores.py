@@ -96,7 +96,6 @@ def test_streamed_metrics_equal_the_formulas_on_whole_patterns(backend: str, mod
     span, n = pair.span_mask, len(pair.inserted)
     question, sink = torch.arange(n) >= pair.span[1], torch.arange(n) == 0
     before = (torch.arange(n) < pair.span[0]) & ~sink
-    rows = patterns.row_mask("shared", question=question, span=span)
     mean = lambda values: patterns.segment_mean(values, question)  # noqa: E731
     runs = ("inserted", "base")
     visible = {name: [mask[0] for mask in model.visible(pair.condition(name).to("cpu"))] for name in runs}
@@ -118,8 +117,8 @@ def test_streamed_metrics_equal_the_formulas_on_whole_patterns(backend: str, mod
         found["span_output_weight"] = mean(
             outputs.span_output_weight(pattern, of_group, span=span, output_weights=weights)
         )
-        r = received.received_attention(pattern, rows=rows, sink=sink, **seen)
-        null = received.received_attention(patterns.uniform_pattern(seen["visible"]), rows=rows, sink=sink, **seen)
+        r = received.received_attention(pattern, rows=~span, sink=sink, **seen)
+        null = received.received_attention(patterns.uniform_pattern(seen["visible"]), rows=~span, sink=sink, **seen)
         rho = received.relative_received(r, null.expand_as(r))
         found["collapse_relative"] = profiles.span_collapse(rho, span=span, reference=before)
         found["onset_step"] = profiles.onset_step(rho, span=span)
