@@ -2,14 +2,16 @@
 
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.arguments import Arguments, check_count, checked, one_of
 from ..models.base import Model
-from ..prompts.pairs import pairs_of_any
+from ..prompts.insertions import Insertion
+from ..prompts.pairs import PromptPair, pairs_of_any
 from ..prompts.problems import Problem, distinct, groups_of
 from ..prompts.prompt import Template, Tokenizer, build_prompt, check_known, template_named, warnings_of
 from ..runtime.checkpoint import Checkpoint, key_of
@@ -189,7 +191,8 @@ def _ready(
     """Return what answers, and every treatment's requests, all of them checked."""
     model.need_tokenizer("evaluate_accuracy")
     check_known(model.tokenizer, problems)
-    prompts = [_requests(model, problems, treatment, template) for treatment in treatments]
+    of_insertion = cache(partial(pairs_of_any, model, problems, template=template))  # several treatments have the same
+    prompts = [_requests(model, problems, treatment, template, of_insertion) for treatment in treatments]
     if max_new_tokens is None:  # the paper's, or what the context leaves after the longest prompt
         longest = max(len(request.prompt) for requests in prompts for request in requests)
         max_new_tokens = max(1, min(MAX_NEW_TOKENS, model.info.context_length - longest))
@@ -205,11 +208,15 @@ def _ready(
 
 
 def _requests(
-    model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
+    model: Model,
+    problems: tuple[Problem, ...],
+    treatment: Treatment,
+    template: Template,
+    of_insertion: Callable[[Insertion], tuple[PromptPair, ...]],
 ) -> tuple[Request, ...]:
     if treatment.insertion is None:
         return tuple(Request(build_prompt(model.tokenizer, each, template).ids, each.id) for each in problems)
-    pairs = pairs_of_any(model, problems, treatment.insertion, template=template)
+    pairs = of_insertion(treatment.insertion)
     if treatment.knockout:
         if merged := sum(pair.boundary_merge for pair in pairs):
             raise ValueError(

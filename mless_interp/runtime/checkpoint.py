@@ -134,6 +134,9 @@ def key_of(value: object) -> str:
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
 
 
+JSON_TYPES = frozenset({type(None), bool, int, float, str})
+
+
 def plain(value: object) -> Any:
     """Return JSON's own types: arrays as lists, sets in an order of their own, numbers of any library as numbers, else text."""
     if hasattr(value, "tolist"):
@@ -142,8 +145,8 @@ def plain(value: object) -> Any:
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, set | frozenset):
         return sorted(map(plain, value), key=json.dumps)
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+    if isinstance(value, list | tuple):  # of many numbers and token ids, which need no look at each
+        return list(value) if JSON_TYPES.issuperset(map(type, value)) else [plain(inner) for inner in value]
     told = value is None or isinstance(value, bool | int | float | str)
     return value if told else re.sub(" at 0x[0-9a-f]+", "", str(value))  # an address is another in every process
 
