@@ -177,7 +177,7 @@ UNFIT = [
     (float, float("nan"), "a number, got nan (float)"),
     (int, 1.5, "a whole number, got 1.5 (float)"),
     (int, True, "a whole number, got True (bool)"),
-    (int, [mi.Head(0, 1)], "a whole number, got a list"),
+    (int, [mi.Head(0, 1)], "a whole number, got several Heads"),
     (int, "1" * 99, f"a whole number, got '{'1' * 56}... (str)"),
     (bool, 1, "True or False, got 1 (int)"),
     (str | Path | None, b"a", "a text or a path or None, got b'a' (bytes)"),

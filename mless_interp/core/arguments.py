@@ -97,6 +97,8 @@ def shown(value: object) -> str:
     kind = type(value).__name__
     if value is None:
         return "None"
+    if isinstance(value, list | tuple) and value and type(value[0]).__name__ in REMEDIES:
+        return f"several {type(value[0]).__name__}s"
     if isinstance(value, str | bytes | numbers.Number | Path):
         text = repr(value)
         return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"

@@ -179,6 +179,8 @@ def planted_model(
     roles = Roles.fill(n_layers=n_layers, n_heads=n_heads, null=null, **asked)
     shares, gains = shares_and_gains(roles, seed)
     vocabulary = draw_vocabulary(seed)
+    if not reads:
+        raise ValueError("reads must name tokens, such as '/'")
     if unfit := [token for token in reads if token not in vocabulary.tokens or vocabulary.in_prompts(token)]:
         raise ValueError(f"reads: {unfit[0]!r} is part of the prompts or unknown to this model; choose one such as '/'")
     plan = PlantedWeights(vocabulary, roles, gains, reads, n_heads, n_key_value_heads, seed, sign, noise)

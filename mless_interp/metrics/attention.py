@@ -143,6 +143,7 @@ def log_density_ratio_from_scores(
 
 
 def _check_sink(sink: Tensor, span: Tensor) -> None:
+    patterns.check_segment(sink, name="sink", n_tokens=span.shape[-1])
     if (sink & span).any():
         raise ValueError("the sink and the span share a token: take the first token outside the span as the sink")
 
@@ -245,6 +246,7 @@ def entropy_without_sink(pattern: Pattern, *, sink: Segment, visible: Visible | 
     ...                      sink=torch.tensor([True, False, False]))
     tensor([   nan, 0.0000, 0.6931])
     """
+    patterns.check_segment(sink, name="sink", n_tokens=pattern.shape[-1])
     pattern, _ = patterns.prepared(pattern, visible)
     entropy, mass = _entropy_within(pattern, ~sink)
     return torch.where(mass >= 1e-6, entropy, torch.nan)
@@ -340,6 +342,11 @@ def total_variation(p: Distribution, q: Distribution) -> Distance:
 
 def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Return both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for others."""
+    if p.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "
+            "renormalised_rows"
+        )
     checked = []
     for name, rows in (("first", p), ("second", q)):
         wide = patterns.widened(rows)

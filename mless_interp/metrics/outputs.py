@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core.shapes import Logits, Pattern, PerHead, PerRow, Segment, Vectors, Visible
-from .patterns import check_segment, check_span, prepared, widened
+from .patterns import check_span, prepared, widened
 
 RowVectors = Float[Tensor, "*lead dest d"]
 
@@ -71,6 +71,7 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
     >>> value_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), span=torch.tensor([True, False, True]))
     tensor(0.)
     """
+    check_span(span, n_tokens=values.shape[-2], may_cover_all=True)
     units, count = _units(values, span)
     pairs = units.sum(-2).square().sum(-1) - count
     return torch.where(count > 1, pairs / (count * (count - 1)), torch.nan)
@@ -130,7 +131,7 @@ def _units(vectors: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _singular_values(values: Tensor, span: Tensor) -> Tensor:
-    check_segment(span, name="span", n_tokens=values.shape[-2])
+    check_span(span, n_tokens=values.shape[-2], may_cover_all=True)
     used = span.flatten(end_dim=-2).any(0) if span.ndim > 1 else span
     return torch.linalg.svdvals(torch.where(span[..., used, None], widened(values)[..., used, :], 0))
 

@@ -63,10 +63,10 @@ def check_segment(segment: Tensor, *, name: str, n_tokens: int) -> None:
         )
 
 
-def check_span(span: Tensor, *, n_tokens: int) -> None:
-    """Raise ValueError unless `span` is a mask that holds some tokens, and leaves some out."""
+def check_span(span: Tensor, *, n_tokens: int, may_cover_all: bool = False) -> None:
+    """Raise ValueError unless `span` is a mask that holds some tokens, and leaves some out (or `may_cover_all`)."""
     check_segment(span, name="span", n_tokens=n_tokens)
-    empty, full = ~span.any(-1), span.all(-1)
+    empty, full = ~span.any(-1), span.all(-1) & (not may_cover_all)
     if (empty | full).any():
         what = "is empty" if empty.any() else "covers all tokens: there is nothing left to compare it with"
         raise ValueError(f"the span {what}; mark only the inserted tokens")

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 
 from ..core.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Vectors, Visible
-from .patterns import prepared, segment_mean, widened
+from .patterns import check_segment, prepared, segment_mean, widened
 
 
 def received_sums(
@@ -32,20 +32,33 @@ def received_sums(
     >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
     (tensor([1.1000, 0.3000, 0.0000]), tensor([2, 1, 0]))
     """
-    n_rows, n_tokens = pattern.shape[-2:]
-    if dest_positions is None and n_rows != n_tokens:
-        raise ValueError(
-            f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions, where each row's token stands"
-        )
-    queries = torch.arange(n_tokens, device=pattern.device) if dest_positions is None else dest_positions
+    n_tokens = pattern.shape[-1]
+    queries = _row_positions(pattern, dest_positions)
     pattern, visible = prepared(pattern, visible)
     counted = visible & (torch.arange(n_tokens, device=pattern.device) < queries[:, None] + int(diag))
     if rows is not None:
+        check_segment(rows, name="rows", n_tokens=n_tokens)
         counted = counted & rows[..., queries, None]
     if sink is not None:
+        check_segment(sink, name="sink", n_tokens=n_tokens)
         counted = counted & ~sink[..., None, :]
     sums = torch.where(counted, pattern, 0).sum(-2)
     return sums, counted.sum(-2).expand(sums.shape)
+
+
+def _row_positions(pattern: Pattern, dest_positions: DestPositions | None) -> DestPositions:
+    """Return which token each row of a block belongs to; all tokens in order by default."""
+    n_rows, n_tokens = pattern.shape[-2:]
+    if dest_positions is None and n_rows == n_tokens:
+        return torch.arange(n_tokens, device=pattern.device)
+    fits = dest_positions is not None and dest_positions.shape == (n_rows,)
+    if dest_positions is None or not fits or ((dest_positions < 0) | (dest_positions >= n_tokens)).any():
+        got = None if dest_positions is None else dest_positions.tolist()
+        raise ValueError(
+            f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions: the position of each row's token from 0 to "
+            f"{n_tokens - 1}, counted from the start of the whole (padded) prompt; got {got}"
+        )
+    return dest_positions
 
 
 def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) -> PerColumn:

@@ -13,7 +13,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from ..core.shapes import PerColumn, PerHead, Segment
-from .patterns import segment_mean, widened
+from .patterns import check_segment, check_span, segment_mean, widened
 
 LEAST_LEVEL = 1e-12
 """A mean attention below it is taken for none."""
@@ -30,6 +30,7 @@ def span_collapse(received: PerColumn, *, span: Segment, reference: Segment) -> 
     ...               reference=torch.tensor([True, False, False]))
     tensor(0.7500)
     """
+    check_span(span, n_tokens=received.shape[-1])
     return 1 - recovery_ratio(received, before=reference, after=span)
 
 
@@ -41,6 +42,7 @@ def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.
     >>> collapsed_share(torch.tensor([1.0, 0.1, 0.3]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
     """
+    check_span(span, n_tokens=relative.shape[-1])
     relative = widened(relative)
     return segment_mean(torch.where(relative.isnan(), torch.nan, (relative < threshold).to(relative.dtype)), span)
 
@@ -55,6 +57,7 @@ def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead
     >>> onset_step(torch.tensor([1.0, 1.0, 0.25, 0.25, 1.0]), span=torch.tensor([False, False, True, True, False]))
     tensor(-0.7500)
     """
+    check_span(span, n_tokens=relative.shape[-1])
     offset = torch.arange(relative.shape[-1], device=relative.device) - span.int().argmax(-1, keepdim=True)
     if (span != (offset >= 0) & (offset < span.sum(-1, keepdim=True))).any():
         raise ValueError("the span has several pieces, and an onset is only defined for one block: use span_collapse")
@@ -71,6 +74,7 @@ def span_variation(received: PerColumn, *, span: Segment) -> PerHead:
     >>> span_variation(torch.tensor([9.0, 1.0, 3.0]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
     """
+    check_span(span, n_tokens=received.shape[-1])
     received = widened(received)
     mean = segment_mean(received, span)
     deviation = segment_mean((received - mean[..., None]).square(), span).sqrt()
@@ -105,6 +109,7 @@ def recovery_fraction(
     ...                   span=torch.tensor([False, True, False]), after=torch.tensor([False, False, True]))
     tensor(0.2500)
     """
+    check_span(span, n_tokens=received.shape[-1])
     pre, inside, post = (segment_mean(received, segment) for segment in (before, span, after))
     step = pre - inside
     defined = (step != 0) & (step.abs() >= tolerance * torch.maximum(pre, inside))
@@ -121,6 +126,7 @@ def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -
     >>> aligned_recovery(torch.tensor([0.5, 0.3]), torch.tensor([0.4, 0.15]), tokens=torch.tensor([False, True]))
     tensor(0.5000)
     """
+    check_segment(tokens, name="tokens", n_tokens=base.shape[-1])
     base, inserted = widened(base), widened(inserted)
     keep = tokens & ~base.isnan() & ~inserted.isnan()
     total = torch.where(keep, base, 0).sum(-1)

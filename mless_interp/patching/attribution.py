@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ..core.arguments import Arguments, check_count, checked, count_of, one_of
 from ..core.heads import Head
-from ..models.base import Model, refuse_without_gradients
-from ..models.info import Recording
+from ..models.base import INSTEAD, Model, refuse_without_gradients
+from ..models.info import ModelError, Recording
 from ..models.memory import halved, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
-from ..runtime.loop import RunOptions
+from ..runtime.loop import RunOptions, out_of_memory
 from ..runtime.results import head_columns, of_heads, rows_per_head
 from .interventions import EdgeNoise, Intervention, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
@@ -114,6 +114,9 @@ class _Gradients(Gated):
                     found.append(compute(slice(at, min(at + most, n_rows))))
                 at += most
             except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    why = f"the outcome has no gradient with respect to its heads ({error})"
+                    raise ModelError(f"{self.model.info.name}: {why}; {INSTEAD}") from error
                 most = halved(most, error)
         return found
 

@@ -135,6 +135,7 @@ def key_of(value: object) -> str:
 
 
 JSON_TYPES = frozenset({type(None), bool, int, float, str})
+"""What JSON writes as it is."""
 
 
 def plain(value: object) -> Any:
@@ -147,8 +148,9 @@ def plain(value: object) -> Any:
         return sorted(map(plain, value), key=json.dumps)
     if isinstance(value, list | tuple):  # of many numbers and token ids, which need no look at each
         return list(value) if JSON_TYPES.issuperset(map(type, value)) else [plain(inner) for inner in value]
-    told = value is None or isinstance(value, bool | int | float | str)
-    return value if told else re.sub(" at 0x[0-9a-f]+", "", str(value))  # an address is another in every process
+    return (
+        value if isinstance(value, tuple(JSON_TYPES)) else re.sub(" at 0x[0-9a-f]+", "", str(value))
+    )  # an address is another in every process
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -144,6 +144,8 @@ class TextTable:
         """
         frame = frame.rename(columns=str)
         names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
+        if unknown := [name for name in names if name not in frame.columns]:
+            raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(frame.columns)}")
         means = {name: column_of(name, known) for name in names}
         limits = {name: ends_of(name) for name in names if set(ends_of(name)) <= set(frame)}
         merged = {each.role.removeprefix("of ") for each in means.values() if each.role.startswith("of ")}
@@ -225,8 +227,8 @@ def _numbers(frame: pd.DataFrame, role: str) -> list[Cell]:
     for value, *pair in rows.tolist():
         row = max(0, 4 - len(str(int(_largest(np.array([value, *pair])))))) if large else decimals
         limits = f"[{', '.join(number(end, row) for end in pair)}]" if pair and not np.isnan(pair).any() else ""
-        text, key = (MISSING, "") if math.isnan(value) else (f"{number(value, row)}{unit}", _key(value))
-        cells.append(Cell(text, key, limits))
+        cell = Cell(limits=limits) if math.isnan(value) else Cell(f"{number(value, row)}{unit}", _key(value), limits)
+        cells.append(cell)
     return cells
 
 

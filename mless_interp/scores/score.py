@@ -370,6 +370,8 @@ def score_cache(
         )
     caches, patterns = dict(zip(told, given, strict=True)), given[-1]
     n_layers, n_heads = max(map(max, caches.values())) + 1, next(iter(patterns.values())).shape[0]
+    if windows is not None and len(windows) < n_layers:
+        raise ValueError(f"windows must name every layer: {n_layers} layers, got {len(windows)}")
     made = _Scores(names, min_rows, (n_layers, n_heads))
     for number, (name, layers) in enumerate(caches.items()):
         layout = streaming.pair_layout(pair, name, rows=rows)

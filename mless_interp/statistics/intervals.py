@@ -173,7 +173,7 @@ def _student(array: np.ndarray, confidence: float) -> Interval:
     flag = np.where(n < 2, TOO_FEW, np.where(equal, ALL_EQUAL, FEW))
     half, error, mean = np.where(equal, 0.0, half), np.where(equal, 0.0, error), np.where(equal, least, mean)
     estimate, low, high, error, flag = map(np.asarray, (mean, mean - half, mean + half, error, flag))
-    return Interval(estimate, low, high, error, n, flag, confidence, "t")
+    return Interval(estimate, low, high, error, n, flag, confidence, "t" if len(array) > 1 else "none")
 
 
 def by_count(array: np.ndarray, *, at_least: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Shaped
 from scipy import stats
 
-from ..core.arguments import check_share
+from ..core.arguments import check_count, check_share
 from .intervals import CONFIDENCE, AnyArray, CellCounts, Cells, Effects, Groups, Interval, by_count, check_effects
 
 SENSES = (1, -1)
@@ -278,6 +278,7 @@ def fewest_problems(n_tests: int, *, alpha: float = 0.05) -> int:
     >>> fewest_problems(2 * 784), fewest_problems(2 * 2 * 112, alpha=0.04)
     (15, 14)
     """
+    check_count(n_tests, name="n_tests")
     check_share(alpha, name="alpha")
     return int(np.floor(np.log2(n_tests / alpha) + 1e-12)) + 1
 

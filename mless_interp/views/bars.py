@@ -69,10 +69,11 @@ def activation_histograms(shift: ActivationShift, *, contrast: str | None = None
     above.stairs(before, edges, fill=True, color=LINES[0][0], alpha=0.35, label="before")
     above.stairs(after, edges, color=LINES[1][0], linestyle=LINES[1][1], linewidth=1.4, label="after")
     shares = np.concatenate([before, after])
-    above.set_yscale("log")
-    above.yaxis.set_major_formatter(lambda x, _: f"{x:g}")  # matplotlib's own writes formulas
-    above.yaxis.set_minor_formatter("")
-    above.set_ylim(bottom=shares[shares > 0].min() / 2)  # an empty bin has no logarithm
+    if (shares > 0).any():
+        above.set_yscale("log")
+        above.yaxis.set_major_formatter(lambda x, _: f"{x:g}")  # matplotlib's own writes formulas
+        above.yaxis.set_minor_formatter("")
+        above.set_ylim(bottom=shares[shares > 0].min() / 2)  # an empty bin has no logarithm
     above.legend(fontsize=7)
     where = f"MLP of layer {shift.layer}"
     title = f"{words_of(shift, 'model', 'insertion')}\n{where}, contrast {contrast}"

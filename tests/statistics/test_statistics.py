@@ -109,7 +109,7 @@ def test_one_problem_has_an_estimate_without_limits() -> None:
     np.testing.assert_array_equal(found.estimate, VALUES[0])
     assert np.isnan([found.low, found.high, found.standard_error]).all()
     assert (found.n.tolist(), found.flag.tolist()) == ([1, 1, 1], ["fewer than 2 problems"] * 3)
-    assert (found.confidence, found.method) == (0.7, "t")
+    assert (found.confidence, found.method) == (0.7, "none")
     assert st.mean_interval(np.array([[1.0, np.nan]])).n.tolist() == [1, 0]
 
 

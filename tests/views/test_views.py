@@ -13,6 +13,7 @@ from PIL import Image
 from small_results import activations, answered, checked, patched, placed
 
 import mless_interp as mi
+from mless_interp.runtime.columns import TextTable
 from mless_interp.runtime.results import ShownMap
 from mless_interp.views.report import HeadMap
 
@@ -34,6 +35,7 @@ def test_what_is_asked_for_in_vain_is_named() -> None:
         ),
         (lambda: mi.views.site_map(placed(), value="nothing"), "no column"),
         (lambda: mi.views.head_map(checked()), "needs a row per head; this table has claim, measured"),
+        (lambda: TextTable.of(patched().table(), "", columns=["effects"]), "no column 'effects' to show; there are"),
     ):
         with pytest.raises(ValueError, match=message):
             draw()
