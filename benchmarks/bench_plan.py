@@ -22,8 +22,8 @@ from typing import Any
 
 import mless_interp as mi
 
-ANALYSES = {"sweep": 16, "locate": 16, "profiles": 16, "accuracy": 64, "circuit": 26}
-"""How many problems of a small model; of qwen an eighth."""
+ANALYSES = {"sweep": 16, "locate": 16, "profiles": 16, "accuracy": 64, "circuit": 26, "counting": 24, "paper": 16}
+"""How many problems of a small model; of qwen an eighth. The last two are studies."""
 QWEN: dict[str, Any] = {
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -63,9 +63,19 @@ def asked(model: str, n: int, tokenizer: Any) -> tuple[Any, Any]:
     raise ValueError(f"none of {UNITS} is one token of {model}")
 
 
+def study(what: str, n: int) -> Any:
+    """An included study of so many problems."""
+
+    whole = mi.read_study(what)
+    return whole.with_changes(limit=max(2, n), confirm=max(2, n) if whole.confirm else 0, answers=max(2, n))
+
+
 def planned(model: str, what: str, n: int) -> dict[str, Any]:
     """What the plan says."""
 
+    if what in ("counting", "paper"):
+        problems = mi.app.command_line.problems_of(model, limit=None)
+        return mi.plan_run(model, problems, what=study(what, n), attention="sdpa", **HOW).to_dict()
     found = mi.plan_run(
         model,
         *asked(model, n, mi.models.load.tokenizer_of_model(model)),
@@ -85,7 +95,11 @@ def measured(model: str, what: str, n: int) -> dict[str, Any]:
     pairs = mi.make_pairs(loaded, problems, filler)
     quiet: dict[str, Any] = {"progress": False}
     began, named = time.perf_counter(), 0
-    if what == "sweep":
+    if what in ("counting", "paper"):
+        every = mi.app.command_line.problems_of(model, limit=None)
+        found = mi.run_study(study(what, n), model=loaded, problems=every, **quiet)
+        named = sum(len(each.found) for each in found.located.values())
+    elif what == "sweep":
         mi.patch_heads(loaded, pairs, **quiet)
     elif what == "locate":
         named = len(mi.locate_heads(loaded, pairs, mode="exact", **quiet).found)
@@ -152,9 +166,9 @@ def main() -> None:
                     done[alike] = in_a_process("measured", model, what, n, cpu_time=options.cpu_time)
                 found = done[alike]
                 plan = in_a_process("planned", model, what, n, cpu_time=options.cpu_time)
-                counts = found["named"] or what not in ("locate", "circuit")
-                parts = [spent for label, spent in list(plan["parts"].items())[1:] if counts or "exact sweeps" in label]
-                spent, heads = sum(parts), f", {found['named']} named" if what in ("locate", "circuit") else ""
+                counts = found["named"] or what not in ("locate", "circuit", "paper")
+                parts = [spent for label, spent in list(plan["parts"].items())[1:] if counts or "controls" not in label]
+                spent, heads = sum(parts), f", {found['named']} named" if what in ("locate", "circuit", "paper") else ""
                 print(
                     f"| {Path(name).name} | {what}{heads} | {n} | {spent:.3g} | {found['seconds']:.3g} "
                     f"| {spent / found['seconds']:.2f} | {plan['peak'] / 1e9:.2f} | {found['peak'] / 1e9:.2f} "

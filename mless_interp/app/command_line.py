@@ -179,6 +179,12 @@ class Saving:
         """Return these options by name."""
         return {name: getattr(self, name) for name in names}
 
+    def only_defaults(self, names: str, why: str) -> None:
+        """Raise `ValueError` where one of these options was given."""
+        for name in names.split():
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"{why}: leave out --{name.replace('_', '-')}")
+
     def say(self, text: str) -> None:
         """Say on standard error what is being done where no bar moves."""
         if not self.no_progress:
@@ -339,10 +345,7 @@ class Pairing(Inserting):
         """The pairs of `--pairs`; `ValueError` beside options of how prompts are made."""
         from ..prompts.own_ids import pairs_from_file
 
-        of_texts = "problems template insertion unit n_tokens place".split()
-        used = [name for name in of_texts if getattr(self, name) != type(self).__dataclass_fields__[name].default]
-        if used:
-            raise ValueError(f"--pairs holds whole prompts: leave out --{used[0].replace('_', '-')}")
+        self.only_defaults("problems template insertion unit n_tokens place", "--pairs holds whole prompts")
         return pairs_from_file(self.pairs or "")
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:

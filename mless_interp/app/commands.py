@@ -6,13 +6,15 @@ import os
 import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from ..core.arguments import nearest
 from ..prompts.problems import load_problems
 from ..runtime.text_safety import WIDTH, one_line
+from . import INCLUDED
 from . import command_line as line
 from .circuit import N_CONFIRM
 from .run_folder import MOST_LINES, Kept, Presented, check_run, read, write
@@ -20,6 +22,7 @@ from .run_folder import MOST_LINES, Kept, Presented, check_run, read, write
 NOT_PLANNED = set("tf32 device_map max_memory offload_folder quantization_config".split())
 NOT_PLANNED |= {field.name for field in dataclasses.fields(line.Saving)} - {"seed"}
 """Options of other commands that make no difference to a plan."""
+PLANNED = tuple("sweep locate profiles mechanism accuracy circuit".split())
 PLACE_OF_A_RUN = "out report shard wait workers gpus_per_worker address overwrite no_progress".split()
 """Options that only say where a run computes, how it begins and what it writes: numbers do not depend on them."""
 
@@ -65,13 +68,25 @@ def check(options: Checking) -> None:
     raise typer.Exit(0 if passed else 1)
 
 
+def _planned(what: str) -> str:
+    """Refuse what is neither an analysis nor a study before torch is imported."""
+    if what not in (*PLANNED, *INCLUDED) and not Path(what).is_file():
+        meant = nearest(what, (*PLANNED, *INCLUDED))
+        known = f"an analysis ({', '.join(PLANNED)}), an included study ({', '.join(INCLUDED)}) or a .toml file"
+        raise typer.BadParameter(f"there is no {what!r}{meant}: give {known}")
+    return what
+
+
 @dataclass(frozen=True, kw_only=True)
 class Planning(line.Inserting):
     """The options of `plan`."""
 
     model: str = line.argument("demo", line.MODEL_HELP, callback=line.is_model, metavar="MODEL")
-    what: Literal["sweep", "locate", "profiles", "mechanism", "accuracy", "circuit"] = line.argument(
-        "locate", "sweep, locate, profiles, mechanism, accuracy or circuit.", metavar="WHAT"
+    what: str = line.argument(
+        "locate",
+        f"{', '.join(PLANNED)}, or a study (its name or .toml file).",
+        metavar="WHAT",
+        callback=_planned,
     )
     limit: int | None = line.option(None, "Number of problems. [default: the analysis' own]", min=1)  # type: ignore[assignment]
     confirm: int | None = line.option(None, "locate, circuit: fresh problems. [default: the analysis' own]", min=0)
@@ -90,18 +105,27 @@ def plan(options: Planning) -> None:
 
     Where the weights are here, a few problems are run and timed; elsewhere operations are counted from config.json.
     """
-    wanted = options.limit or line.LIMITS.get(options.what, line.Asking.limit)
-    fresh = N_CONFIRM * (options.what == "circuit") if options.confirm is None else options.confirm
-    if fresh and options.what not in ("locate", "circuit"):
-        raise ValueError(f"--confirm goes with locate and circuit, not with {options.what}")
-    questions = replace(options, limit=wanted + fresh).questions()
+    how: line.Arguments = options.chosen(*"max_new_tokens backend dtype device attention tflops".split())
+    if options.what in PLANNED:
+        wanted = options.limit or line.LIMITS.get(options.what, line.Asking.limit)
+        fresh = N_CONFIRM * (options.what == "circuit") if options.confirm is None else options.confirm
+        if fresh and options.what not in ("locate", "circuit"):
+            raise ValueError(f"--confirm goes with locate and circuit, not with {options.what}")
+        questions = replace(options, limit=wanted + fresh).questions()
+        how |= options.chosen("what", "template", "outcome") | {"insertion": options.filler(), "n_fresh": fresh}
+    else:
+        options.only_defaults("insertion unit place outcome template", "the study's file says it")
+        from .study_runner import read_study
+
+        study = read_study(options.what).with_changes(**options.chosen("problems", "limit", "confirm", "n_tokens"))
+        questions = line.problems_of(options.model, study.problems, limit=study.n_read)
+        how["what"] = study
     from accelerate.utils import convert_file_size_to_int
 
     from .planned import plan_run
 
-    given = options.chosen(*"what template outcome max_new_tokens backend dtype device attention tflops".split())
     memory = None if options.memory is None else convert_file_size_to_int(options.memory)
-    found = plan_run(options.model, questions, options.filler(), memory=memory, n_fresh=fresh, **given)
+    found = plan_run(options.model, questions, memory=memory, **how)
     line.tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
 
 

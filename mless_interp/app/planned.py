@@ -21,6 +21,7 @@ from ..answers.decoding import rows_at_once
 from ..circuits.circuit import trace_circuit
 from ..core.arguments import Arguments, checked, count_of, one_of
 from ..models.arithmetic import product
+from ..models.base import Model
 from ..models.decoder import decoder_layers
 from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
 from ..models.info import ModelError, ModelInfo
@@ -30,14 +31,16 @@ from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
 from ..patching.knockouts import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
-from ..patching.sweep import Sweep, sweep_heads
+from ..patching.sweep import Sweep, patch_heads, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Tokenizer
 from ..runtime.loop import RunOptions
 from ..runtime.text_safety import visible
+from . import INCLUDED
 from .command_line import Attention
+from .study_runner import Study, pairs_of, read_study
 
 COSTS = {
     "sweep": (2, 1),
@@ -48,6 +51,7 @@ COSTS = {
     "circuit": (10, 6),
 }
 """Whole passes and exact sweeps of a problem where nothing can be timed; of a circuit as on models of 4 to 28 layers."""
+OF_A_CONTRAST = 3  # whole passes of a problem, and one more for its attention, in a study
 N_TREATMENTS = 2  # answers are given without the insertion and with it
 N_NAMED = 8  # heads that are taken to be in a circuit
 N_SETS = 400  # sets of heads that a search measures on a problem, about: sufficient, necessary and random ones
@@ -123,7 +127,7 @@ def plan_run(
     problems: Iterable[Problem | PromptPair],
     insertion: Insertion | None = None,
     *,
-    what: str = "locate",
+    what: str | Path | Study = "locate",
     template: str = "raw",
     outcome: str = "answer_logprob",
     backend: str | None = None,
@@ -143,13 +147,15 @@ def plan_run(
     name : "demo", a directory with config.json and a tokenizer (with or without weights), or a hub id.
     problems : with the `insertion` and the `template`, or pairs that are made already.
     what : "sweep" (one exact sweep of all heads), "locate" (exact sweeps and controls), "profiles", "mechanism", "accuracy"
-        (without insertion and with it, answers of up to `max_new_tokens`, default as long as the longest solution), or
-        "circuit".
+        (without insertion and with it, answers of up to `max_new_tokens`, default as long as the longest solution),
+        "circuit", or a study as `read_study` takes it, whose own insertions, template and outcome are planned.
     n_fresh : how many of the problems, of "locate" or "circuit", test what the others name.
     backend, dtype, device, attention : as `load_model` takes them; None: chosen here.
     memory, tflops : bytes, and 10^12 operations a second, of a GPU that is not here; both together.
     """
-    one_of(what, COSTS, "what")
+    if not isinstance(what, Study) and not Path(what).is_file():
+        one_of(str(what), (*COSTS, *INCLUDED), "analysis or study")
+    study = None if what in COSTS else read_study(what)
     asked = {"backend": (backend, BACKENDS), "dtype": (dtype, DTYPES), "attention": (attention, get_args(Attention))}
     for label, (word, known) in asked.items():
         one_of(word or known[0], known, label)
@@ -157,17 +163,24 @@ def plan_run(
         raise ValueError(
             "for a GPU that is elsewhere give memory (80e9 bytes; 80GB in a command) and tflops (400), and no device"
         )
-    read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
     shape = Shape.of(name)
     given: tuple[Any, ...] = tuple(problems)
-    pairs = given if insertion is None else make_pairs(shape, given, insertion, template=template)
+    if study is None:
+        pairs = given if insertion is None else make_pairs(shape, given, insertion, template=template)
+    else:
+        outcome, template, n_fresh = study.outcome, study.template, study.confirm
+        study.check_enough(given)
+        of_each = pairs_of(study, shape, given).values()
+        pairs = max(of_each, key=lambda pairs: sum(len(pair.inserted) for pair in pairs))  # stands for all insertions
+    read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
     if not pairs or not all(isinstance(pair, PromptPair) for pair in pairs):
         raise ValueError("give problems with an insertion, or pairs alone")
-    if what in ("sweep", "locate", "circuit"):
+    if study or what in ("sweep", "locate", "circuit"):
         pairs = fit_pairs(pairs)
         read.check(tuple(pair.answered(read.appended) for pair in pairs))
     lengths = [len(pair.inserted) for pair in pairs]
-    new = max_new_tokens or max(len(pair.solution_ids) for pair in pairs) or MAX_NEW_TOKENS
+    new = max_new_tokens or (study and study.max_new_tokens)
+    new = new or max(len(pair.solution_ids) for pair in pairs) or MAX_NEW_TOKENS
     new = min(new, max(1, shape.info.context_length - max(lengths)))
     places = {f"cuda:{at}" if isinstance(at, int) else at: float(free) for at, free in get_max_memory().items()}
     if memory is not None:
@@ -177,23 +190,42 @@ def plan_run(
         raise ModelError(f"there is no device {device!r} here; choose {' or '.join(places)}, or give memory and tflops")
     if backend is None:
         small = shape.n_parameters <= SMALL and not shape.bits and what != "mechanism" and attention in (None, "eager")
-        backend = "nnsight" if not small else "bridge" if what == "accuracy" else "auto"
+        backend = "nnsight" if not small else "bridge" if study or what == "accuracy" else "auto"
     if attention is None:
         attention = "sdpa" if backend == "nnsight" and what != "mechanism" else "eager"
     if attention != "eager" and backend != "nnsight":
         raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
     if not 0 <= n_fresh < len(pairs):
         raise ValueError(f"n_fresh must leave problems that name heads: 0 to {len(pairs) - 1}, got {n_fresh}")
-    work = _Work(shape, what, read, pairs, template, new, places, tflops, n_fresh)
+    work = _Work(shape, str(what), read, pairs, template, new, places, tflops, n_fresh, study)
+    works, of = [(1.0, work)], ""
+    if study is not None:
+        n, of = len(of_each), f", {count_of(len(of_each), 'insertion')}"
+        works = [(n, replace(work, what="effects", pairs=pairs[: study.limit]))]
+        if study.heads == "all":
+            works.append((n, replace(work, what="locate", pairs=pairs[: study.limit + study.confirm])))
+        if study.answers:
+            works.append(((n + 1) / N_TREATMENTS, replace(work, what="accuracy", pairs=pairs[: study.answers])))
     for one in [dtype] if dtype else ["bfloat16"] if shape.bits else ["float32", "bfloat16"]:
         chosen = {"backend": backend, "dtype": one, "device": device, "attention": attention}
         sizes = len(pairs), shape.n_parameters, (min(lengths), max(lengths))
-        plan = Plan(name, what, chosen, *sizes, {}, work.memory(chosen), places[device], False, n_fresh)
+        kept = [each.memory(chosen) for _, each in works]
+        bytes_of = {part: max(each[part] for each in kept) for part in kept[0]}
+        called = what if study is None else f"study {study.title!r}"
+        plan = Plan(name, str(called), chosen, *sizes, {}, bytes_of, places[device], False, n_fresh)
         if plan.fits:
             break
-    if memory is None and shape.is_here and plan.fits:
-        return replace(plan, timed=True, parts=work.timed(chosen))
-    return replace(plan, parts=work.counted(chosen))
+    timed, began = memory is None and shape.is_here and plan.fits, time.perf_counter()
+    if timed:
+        how: Arguments = {name.replace("attention", "attn_implementation"): value for name, value in chosen.items()}
+        model = load_model(shape.info.name, **how)
+        parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
+    else:
+        parts = {"libraries and loading": IMPORTING + shape.weights(chosen["dtype"]) / LOADED_PER_SECOND}
+    for times, each in works:
+        spent = each.timed(model) if timed else each.counted(chosen)
+        parts |= {f"{part}{of}": times * seconds for part, seconds in spent.items()}
+    return replace(plan, timed=timed, parts=parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +241,7 @@ class _Work:
     places: Mapping[str, float]
     tflops: float | int | None
     n_fresh: int
+    study: Study | None
 
     @property
     def batch(self) -> int:
@@ -246,12 +279,9 @@ class _Work:
             "loading": weights * converted,
         }
 
-    def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
+    def timed(self, model: Model) -> dict[str, float]:
         """Return the seconds of each part, from real runs of it on a few problems."""
-        began, n, quiet = time.perf_counter(), len(self.pairs), RunOptions(progress=False)
-        how: Arguments = {name.replace("attention", "attn_implementation"): value for name, value in chosen.items()}
-        model = load_model(self.shape.info.name, **how)
-        parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
+        n, quiet = len(self.pairs), RunOptions(progress=False)
         mean, heads = np.mean([len(pair.inserted) for pair in self.pairs]), model.info.heads
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
 
@@ -262,17 +292,25 @@ class _Work:
         match self.what:
             case "accuracy":
                 some, treatments = [pair.problem for pair in self.pairs[: self.batch]], (None, self.pairs[0].insertion)
-                how = {"template": self.template, "progress": False}
+                how: Arguments = {"template": self.template, "progress": False}
                 asked = partial(answers.evaluate_accuracy, model, some, treatments, **how)
                 of_batch = extrapolated(lambda eights: asked(max_new_tokens=8 * eights), self.new_tokens / 8, sizes=2)
-                return parts | {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
+                return {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
             case "profiles":
                 drawn = partial(scores.attention_profile, heads=heads[:3])
-                return parts | {"profiles of all heads": spent(n, scores.score_heads, drawn)}
+                return {"profiles of all heads": spent(n, scores.score_heads, drawn)}
             case "mechanism":
                 parted = partial(mechanism.decompose_attention, control="random_sentence")
                 mediated = partial(mechanism.mediate, outcome=self.outcome.name)
-                return parts | {"mechanism of all heads": spent(n, parted, mechanism.activation_shift, mediated)}
+                return {"mechanism of all heads": spent(n, parted, mechanism.activation_shift, mediated)}
+            case "effects":
+                assert self.study is not None
+                effect = partial(patch_heads, heads=heads[:1], outcome=self.outcome.name)
+                measures: list[Any] = [partial(effect, contrast=each) for each in self.study.contrasts]
+                if self.study.metrics:
+                    attention: Arguments = {"metrics": self.study.metrics, "conditions": ("inserted",)}
+                    measures.append(partial(scores.score_heads, **attention))
+                return {"effects and attention": spent(n, *measures)}
         one = prepare(model, self.pairs, self.outcome).only([self.pairs.index(usual[0])])
 
         def swept(per_layer: int) -> None:
@@ -281,10 +319,10 @@ class _Work:
 
         sweep = n * extrapolated(swept, model.info.n_heads)
         if self.what == "sweep":
-            return parts | {"an exact sweep of all heads": sweep}
+            return {"an exact sweep of all heads": sweep}
         four, tested = 4 * sweep / n, self.n_fresh or n
         named = n - self.n_fresh
-        parts |= {"4 exact sweeps of all heads": named * four, "controls, about as much": tested * four}
+        parts = {"4 exact sweeps of all heads": named * four, "controls, about as much": tested * four}
         if self.what == "circuit":
             some_heads = heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED]
             wanted = ["direct", "edges", "sites", "positions", "writes"]
@@ -296,9 +334,10 @@ class _Work:
         return parts
 
     def counted(self, chosen: Mapping[str, str]) -> dict[str, float]:
-        """Return the seconds of loading and of the operations, over a speed that is measured here or was given."""
+        """Return the seconds of the operations, over a speed that is measured here or was given."""
         shape, info = self.shape, self.shape.info
-        n, (passes, sweeps) = 0.0, COSTS[self.what]
+        of_study = 0 if self.study is None else 1 + OF_A_CONTRAST * len(self.study.contrasts)
+        n, (passes, sweeps) = 0.0, COSTS.get(self.what, (of_study, 0))
         for pair in self.pairs:
             answered = pair.answered(self.outcome.appended)
             length, read = len(answered.inserted), len(self.outcome.reads(answered))
@@ -318,16 +357,13 @@ class _Work:
                 spent = min(timeit.repeat(lambda: product(x, weight).sum().item(), number=1, repeat=4))
             return REACHED["here"] * 8.0 * rows * width * width / spent
 
-        parts = {"libraries and loading": IMPORTING + shape.weights(chosen["dtype"]) / LOADED_PER_SECOND}
         if self.what != "accuracy":
-            parts[f"{self.what}, {n:.2g} operations"] = n / speed(512)
-        else:
-            prompts = N_TREATMENTS * sum(len(pair.inserted) for pair in self.pairs)
-            new, length = N_TREATMENTS * len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
-            reading = shape.operations(length, positions=prompts, read=0) / speed(512)
-            writing = shape.operations(length, positions=new, read=new) / speed(self.batch)
-            parts[f"answers of {self.new_tokens} tokens"] = reading + writing
-        return parts
+            return {f"{self.what}, {n:.2g} operations": n / speed(512)}
+        prompts = N_TREATMENTS * sum(len(pair.inserted) for pair in self.pairs)
+        new, length = N_TREATMENTS * len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
+        reading = shape.operations(length, positions=prompts, read=0) / speed(512)
+        writing = shape.operations(length, positions=new, read=new) / speed(self.batch)
+        return {f"answers of {self.new_tokens} tokens": reading + writing}
 
 
 @dataclass(frozen=True, eq=False)

@@ -451,7 +451,8 @@ def _measured(jobs: Mapping[str, Callable[..., Any]], folder: Path | None, progr
     return found
 
 
-def pairs_of(asked: Study, model: Model, problems: tuple[Problem, ...]) -> dict[str, tuple[PromptPair, ...]]:
-    """Return the pairs of every row by its name; `ValueError` says which insertion cannot be put in."""
+def pairs_of(asked: Study, model: object, problems: tuple[Problem, ...]) -> dict[str, tuple[PromptPair, ...]]:
+    """Return the pairs of every row by its name, for a model or its tokenizer; `ValueError` says which insertion cannot be
+    put in."""
     make = partial(make_pairs, model, problems[: asked.n_problems], template=asked.template)
     return {row.name: _of(row.name, make, row.insertion) for row in asked.rows(problems)}

@@ -326,7 +326,7 @@ class LocatedHeads(Verdicts):
     def by_stratum(self) -> pd.DataFrame:
         """Return one row per head and tested stratum, the largest first: of both sides `_k` of `n`, corrected `_p`, `_median`,
         `_share` of the stratum's total; `passes`, and whether fresh problems confirm it (`confirmed`)."""
-        judged, made, tables = self.judged, self.confirmation, [pd.DataFrame()]
+        judged, made, tables = self.judged, self.confirmation, []
         passed = {(each.head, each.stratum) for each in judged.in_strata}
         sure = {(each.head, each.stratum) for each in ((made and made.confirmed_within) or ())}
         for stratum in judged.large:
@@ -343,7 +343,7 @@ class LocatedHeads(Verdicts):
                 columns[f"{side}_median"] = effect.cell_medians(judged.effect.turned(values)).estimate
                 columns |= results.interval_columns(f"{side}_share", effect.share(values))
             tables.append(pd.DataFrame(columns))
-        return pd.concat(tables[len(tables) > 1 :], ignore_index=True)
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
     def table(self) -> pd.DataFrame:
         """Return one row per tested head, the named ones first, then by size: the verdict, its sides (`removed`: z patch,

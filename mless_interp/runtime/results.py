@@ -197,8 +197,7 @@ class Result(Grouped):
 
     def printed(self) -> pd.DataFrame:
         """Return the table that a print begins."""
-        table = self.summary()
-        return table.drop(columns=["layer", "head", "paper_label"], errors="ignore") if "label" in table else table
+        return self.summary().drop(columns=["layer", "head", "paper_label"], errors="ignore")
 
     def plot(self, **options: object) -> object:
         """Draw it as `mless_interp.views` draws its kind; `options` are those of the view (`picture`)."""

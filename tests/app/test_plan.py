@@ -127,6 +127,31 @@ def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
     assert len(repr(plan).splitlines()) <= 12 and json.dumps(plan.to_dict(), allow_nan=False)
 
 
+def test_a_study_takes_what_its_insertions_take(without_weights: Path) -> None:
+    """The longest stands for all; answers are also given without any."""
+    model, slashes = str(without_weights), {"kind": "meaningless", "unit": " /"}
+    rows = [slashes | {"name": str(n), "n_tokens": n} for n in (5, 20, 10)]
+    asked = {"title": "Slashes", "insertions": rows, "heads": "all", "limit": 3, "confirm": 2, "answers": 4}
+    study = mi.read_study(asked | {"max_new_tokens": 7, "contrasts": ["content", "shift"]})
+    plan = mi.plan_run(model, problems(6), what=study, **GPU)
+    located = mi.plan_run(model, problems(5), FILLER, what="locate", n_fresh=2, **GPU)
+    answered = mi.plan_run(model, problems(4), FILLER, what="accuracy", max_new_tokens=7, **GPU)
+    (_, locating), (_, answering) = located.parts.values(), answered.parts.values()
+    _, effects, *rest = plan.parts.values()
+    assert rest == pytest.approx([3 * locating, (3 + 1) / 2 * answering])
+    once = mi.plan_run(model, problems(6), what=study.with_changes(contrasts=("content",)), **GPU)
+    assert list(once.parts.values())[1] == pytest.approx(effects * (1 + 3) / (1 + 2 * 3))
+    assert plan.peak == max(located.peak, answered.peak) and plan.tokens == located.tokens
+    assert "study 'Slashes' of 5 problems (2 fresh)" in repr(plan) and ", 3 insertions" in repr(plan)
+
+
+@pytest.mark.slow
+def test_a_study_is_timed_where_the_weights_are() -> None:
+    study = mi.read_study("counting").with_changes(limit=4, answers=2)
+    plan = mi.plan_run("demo", problems(4), what=study, device="cpu")
+    assert plan.timed and all(spent > 0 for spent in plan.parts.values()) and len(plan.parts) == 3
+
+
 def test_seconds_add_up_over_problems_and_halve_on_a_gpu_of_twice_the_speed() -> None:
     def spent(some: Any, tflops: float) -> float:
         plan = mi.plan_run("demo", some, FILLER, what="sweep", memory=int(80e9), tflops=tflops)
@@ -160,7 +185,8 @@ def test_loading_holds_a_copy_where_weights_are_converted(
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"what": "walk"}, "unknown what 'walk'"),
+        ({"what": "paprr"}, r"unknown analysis or study 'paprr'; .* \(did you mean paper\?\)"),
+        ({"what": "counting"}, "limit 24, confirm 0 and answers 24 need 24 problems, there are 1: ask for fewer"),
         ({"memory": int(1e9)}, "give memory .80e9 bytes; 80GB in a command. and tflops .400., and no device"),
         ({"backend": "bridge", "attention": "sdpa"}, "needs backend 'nnsight'"),
         ({"device": "cuda:7"}, "no device 'cuda:7' here"),
@@ -186,7 +212,13 @@ def test_fresh_problems_are_planned_as_the_analysis_takes_them() -> None:
         "locate --confirm 5": "locate of 8 problems (5 fresh) of",
     }
     for given, words in (
-        told | {"sweep --confirm 5": "--confirm goes with locate and circuit, not with sweep"}
+        told
+        | {
+            "sweep --confirm 5": "--confirm goes with locate and circuit, not with sweep",
+            "counting": "study 'Counting' of 24 problems of",
+            "counting --unit a": "the study's file says it: leave out --unit",
+            "countin": "did you mean counting?",
+        }
     ).items():
         assert (
             words in CliRunner().invoke(app, f"plan demo {given} --limit 3 --memory 80GB --tflops 100".split()).output

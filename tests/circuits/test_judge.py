@@ -139,7 +139,8 @@ def test_claims_are_tested_among_themselves_and_in_their_own_sense() -> None:
         assert found.passed[side].tolist() == [1, -1]
     assert found.kinds == ("reader", "reader") and found.sense.tolist() == [1, -1]
     wrong = claims("reader", "reader", sense=[-1, 1])
-    assert not judged(several(reader, against), said.heads, claims=wrong).named.any()
+    found = judged(several(reader, against), said.heads, claims=wrong)
+    assert not found.named.any() and found.counted("knockout").count.tolist() == [[0, 0]]
 
 
 def test_a_claim_on_an_effect_of_the_other_sign_is_not_kept() -> None:

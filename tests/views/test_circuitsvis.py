@@ -89,6 +89,8 @@ def test_of_many_heads_of_a_long_prompt_the_first_are_drawn_and_the_page_says_so
     pair, heads = pairs_for(model, n_tokens=55, count=1)[0], [mi.Head(0, head) for head in range(4)]
     charts = charts_of(mi.views.attention(model, pair, heads))
     assert [len(chart["values"]) for chart in charts] == [4, 4, 4] and sum(charts[1]["marked"]) == 1
+    (_, wide, _) = charts_of(mi.views.attention(model, pair, heads, max_span=5))
+    assert sum(wide["marked"]) == 5
     monkeypatch.setattr(circuits, "MOST_CELLS", 3 * sum(len(chart["values"][0]) for chart in charts))
     view = mi.views.attention(model, pair, heads)
     assert "the first 3 of 4 heads are drawn" in view.body and len(view.data["heads"]) == 3
@@ -102,6 +104,11 @@ def test_what_is_read_is_the_pattern_with_its_texts_and_places(model: Any) -> No
     read = circuits.read_attention(model, pair, heads)
     assert (read.problem_id, read.insertion, read.n_inserted) == (pair.id, pair.insertion.label, pair.n_inserted)
     assert (tuple(map(str, read.heads)), [panel.condition for panel in read.panels]) == (heads, ["base", "inserted"])
+    (replaced,) = mi.pairs_from_ids([[5, 6, 7]], [8], clean=[[5, 9, 7]])
+    assert [panel.condition for panel in circuits.read_attention(model, replaced, heads).panels] == [
+        "clean",
+        "inserted",
+    ]
     names = ["blocks.0.attn.hook_pattern", "blocks.1.attn.hook_pattern"]
     for panel, prompt in zip(read.panels, (pair.base, pair.inserted), strict=True):
         run = model.run(pair.condition(panel.condition), capture=dict.fromkeys(names), logits_at="none").captured
