@@ -107,6 +107,7 @@ def names() -> str:
     made = {
         "backends": mi.models.load_options.BACKENDS,
         "contrasts": mi.prompts.conditions.CONTRASTS,
+        "contrasts_of_circuits": mi.prompts.conditions.OF_CIRCUITS,
         "edits": mi.patching.interventions.INTERVENTIONS,
         "insertions": insertions.KINDS,
         "metrics": mi.scores.METRICS,

@@ -41,7 +41,7 @@ with a row per insertion.
 mless-interp study paper --report --out results/paper
 ```
 
-`mless-interp study` lists the eight included studies; your own is a .toml file. Options such as `--model` and
+`mless-interp study` lists the included studies; your own is a .toml file. Options such as `--model` and
 `--problems` replace values of the file. In Python: `mi.run_study`.
 
 ```toml

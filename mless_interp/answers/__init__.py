@@ -1,4 +1,4 @@
-"""Answers that a model gives: generated under several treatments, graded three ways, compared on the same problems."""
+"""Answers that a model gives: generated under several treatments, graded, compared on the same problems."""
 
 import lazy_loader
 

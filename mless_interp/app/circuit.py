@@ -26,9 +26,10 @@ class Options(Pairing):
     confirm: int | None = option(None, f"Fresh problems to measure on. [default: {N_CONFIRM}; 0 with --heads]", min=0)
     by: str | None = None
     most_heads: int = option(8, "Maximum number of heads in the circuit (largest effects first).", min=1)
-    contrast: Literal["content", "computed", "inside", "replaced"] = option(
+    contrast: str = option(
         "content",
-        f"{as_words({name: CONTRASTS[name] for name in OF_CIRCUITS})}. The last three leave out positions and transfer.",
+        f"{as_words({name: CONTRASTS[name] for name in OF_CIRCUITS})}. All but content leave out positions and transfer.",
+        of="contrasts_of_circuits",
     )
     mlps: Literal["auto", "all", "none"] = option("auto", "MLPs as nodes; auto: all if there are problems enough.")
     n_rows: int = option(8, "Tokens from each end of the question at which sites and heads are patched.", min=1)

@@ -116,6 +116,7 @@ SHARED = {
         callback=is_file,
     ),
     "limit": option(None, "Number of problems, from the first on.", min=1),
+    "template": option("raw", "How prompts are made: raw_as_sent doubles braces, text adds nothing.", of="templates"),
     "n_tokens": option(None, "Length of the insertion in tokens. [default: 55; text and ids: as given]", min=1),
     "place": option(
         None,
@@ -245,7 +246,7 @@ class Asking(Loading, Saving):
     model: str = "demo"
     problems: str | None = None
     limit: int = 32
-    template: str = option("raw", "raw, raw_as_sent (doubled braces), text (adds nothing) or chat.", of="templates")
+    template: str = "raw"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,7 +30,7 @@ class Options(Loading, Saving):
         callback=is_file,
     )
     limit: int = option(32, "Number of problems; the paper's figures probably show one.", min=1)
-    template: str = option("raw", "raw, raw_as_sent, text or chat.", of="templates")
+    template: str = "raw"
     n_tokens: int = option(55, "Length of the insertion in tokens.", min=1)
     rows: Rows = option("shared", "Rows averaged over: shared, or all (probably the paper's).")
     answers: bool | None = option(

@@ -38,7 +38,7 @@ class Options(Asking):
     model: str | None = option(None, f"{MODEL_HELP} [default: the file's]", callback=is_model)  # type: ignore[assignment]
     problems: str | None = option(None, "'demo', 'math500', .jsonl or .txt. [default: the file's]", callback=is_file)
     limit: int | None = option(None, "Number of problems to measure, from the first one. [default: the file's]", min=2)  # type: ignore[assignment]
-    template: str | None = option(None, "raw, raw_as_sent, text or chat. [default: the file's]", of="templates")  # type: ignore[assignment]
+    template: str | None = option(None, "How prompts are made. [default: the file's]", of="templates")  # type: ignore[assignment]
     confirm: int | None = option(None, "Fresh problems that named heads are tested on. [default: the file's]", min=0)
     answers: int | None = option(None, "Number of problems to answer; 0: none. [default: the file's]", min=0)
     n_tokens: int | None = option(None, "Length of insertions that are counted in tokens. [default: the file's]", min=1)

@@ -1,4 +1,5 @@
-"""The conditions of methods §2 and the contrasts between them: a new one is one entry in `CONDITIONS` or `CONTRASTS`."""
+"""The conditions of methods §2 and the contrasts between them: a new one is one entry in `CONDITIONS` or `CONTRASTS`, and one
+that hides in a new way says so in `Condition.reads_span` or `hides_own` if it hides the span."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
