@@ -674,6 +674,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "Circuit of all parts": whole_circuit,
     "Circuit of no head": lambda: mi.Circuit((), (), located(0.0)),
     "Circuit of no given head": lambda: mi.Circuit((), ()),
+    "Circuit of other heads than its edges": lambda: replace(circuit(), heads=(mi.Head(0, 3),)),
+    "Circuit without direct effects and edges": lambda: replace(circuit(), direct=None, edges=None, together=None),
     "PatchScores, raising": lambda: replace(patched(12, insertion="slashes", outcome="p"), confidence=0.9),
     "PatchScores, lowering, of variants": lambda: replace(swept(), donor=-np.ones(24), settings={"dtype": "float16"}),
     "PatchScores, nothing shown": lambda: replace(patched(24), patched=patched(24).patched / 100),
