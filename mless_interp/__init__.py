@@ -49,7 +49,7 @@ PUBLIC = {
     "paper": ["enrichment"],
     "answers.vllm": ["Vllm"],
     "runtime.store": ["load"],
-    "runtime.engines": ["Processes", "RayWorkers", "Shard"],
+    "runtime.workers": ["Processes", "RayWorkers", "Shard"],
     "views.report": ["Report"],
 }
 """module -> its public names: what a researcher types."""

@@ -10,7 +10,7 @@ from analyses_under_test import ANALYSES, KEPT, OTHERWISE, all_kept, as_kept, as
 from results_under_test import same
 
 import mless_interp as mi
-from mless_interp.runtime.engines import ShardDone
+from mless_interp.runtime.workers import ShardDone
 
 EVERY = pytest.mark.parametrize("name", ANALYSES)
 LONG = {"located", "located, screened", "sets"}

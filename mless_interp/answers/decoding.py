@@ -19,7 +19,7 @@ from ..models.base import Model
 from ..models.info import ModelError, ModelInfo
 from ..models.memory import halved, smallest_gpu
 from ..prompts.prompt import Tokenizer
-from ..runtime.engines import Tick, Unit, shard_of
+from ..runtime.workers import Tick, Unit, shard_of
 from ..statistics import derive_generator
 
 NOT_NUMBERS = "the model gave logits that are no numbers (NaN): load it in float32 or bfloat16"

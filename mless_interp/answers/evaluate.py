@@ -15,8 +15,8 @@ from ..prompts.pairs import PromptPair, pairs_of_any
 from ..prompts.problems import Problem, distinct, groups_of
 from ..prompts.prompt import Template, Tokenizer, build_prompt, check_known, template_named, warnings_of
 from ..runtime.checkpoint import Checkpoint, key_of
-from ..runtime.engines import shard_of
 from ..runtime.loop import Bar, progress_bar
+from ..runtime.workers import shard_of
 from .decoding import Completion, CompletionEngine, Decoding, Request, check_requests, complete_all, decoding_for
 from .engines import ENGINES, engine_for
 from .graders import GRADERS, grade, has_closed_box

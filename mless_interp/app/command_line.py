@@ -28,9 +28,9 @@ from ..core.arguments import Arguments, beside, nearest
 from ..core.heads import Head, check_heads
 from ..prompts.problems import Problem, load_problems, whole_groups
 from ..runtime import folders
-from ..runtime.engines import Engine, Processes, RayWorkers, Shard, here
 from ..runtime.loop import out_of_memory
 from ..runtime.text_safety import visible
+from ..runtime.workers import Engine, Processes, RayWorkers, Shard, here
 
 if TYPE_CHECKING:
     from ..models.base import Model

@@ -18,9 +18,9 @@ from typer import Argument
 from ..core.arguments import Arguments, beside, count_of, nearest
 from ..core.heads import Head
 from ..runtime import folders
-from ..runtime.engines import ShardDone
 from ..runtime.folders import RESULTS, RUN
 from ..runtime.text_safety import WIDTH, one_line, visible
+from ..runtime.workers import ShardDone
 from . import COMMANDS
 from . import command_line as line
 

@@ -23,9 +23,9 @@ from ..patching.sweep import Engine, Sweep
 from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
-from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
 from ..runtime.results import Shown, ShownTable, largest_first
+from ..runtime.workers import Tick, Unit
 from .located import LocatedHeads
 
 Asked = LocatedHeads | Iterable[Head | str]

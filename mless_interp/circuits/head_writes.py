@@ -22,10 +22,10 @@ from ..patching.sweep import Sweep
 from ..prompts.pairs import PromptPair
 from ..prompts.token_classes import token_texts
 from ..runtime.columns import columns_of
-from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Result, Shown, ShownTable, tidy
 from ..runtime.text_safety import one_line
+from ..runtime.workers import Tick, Unit
 from ..statistics import defined_mean
 from .cells import Asked, Flow, heads_of, named_on, named_words, need_weights
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.arguments import count_of
-from ..runtime.engines import Engine, Processes, here
+from ..runtime.workers import Engine, Processes, here
 from .arithmetic import visibility
 from .info import (
     AttentionOutput,

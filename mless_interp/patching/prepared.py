@@ -17,10 +17,10 @@ from ..prompts.conditions import CONDITIONS, Contrast, Hidden
 from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
-from ..runtime.engines import Compute, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.own_code import codes_of
 from ..runtime.results import Result
+from ..runtime.user_code import codes_of
+from ..runtime.workers import Compute, Unit
 from ..statistics import CONFIDENCE
 from .outcomes import Outcome, outcome_named
 

@@ -22,10 +22,10 @@ from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime import results
 from ..runtime.columns import columns_of
-from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.own_code import codes_of
 from ..runtime.results import Quantity, Shown, ShownTable, head_columns, of_heads, rows_per_head
+from ..runtime.user_code import codes_of
+from ..runtime.workers import Tick, Unit
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
 from .interventions import INTERVENTIONS, KNOCKOUTS, Intervention, LayerState, MatchedMassKnockout, PatchZ
 from .outcomes import Outcome

@@ -14,9 +14,9 @@ from ..core.arguments import Arguments, checked, one_of
 from ..models.base import Model
 from ..models.info import Inputs, ModelInfo
 from ..runtime.checkpoint import key_of, plain
-from ..runtime.engines import Compute, Tick, Unit
 from ..runtime.loop import over_problems
 from ..runtime.text_safety import one_line
+from ..runtime.workers import Compute, Tick, Unit
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, question_from_span
 from .insertions import KINDS, Insertion
 from .problems import Problem, Several

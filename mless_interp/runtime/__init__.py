@@ -3,5 +3,5 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, "checkpoint columns engines folders loop results store text_safety".split()
+    __name__, "checkpoint columns folders loop results store text_safety user_code workers".split()
 )

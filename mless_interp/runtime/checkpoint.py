@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arguments import listed
-from .engines import Shard, parts_of
 from .folders import Lock
+from .workers import Shard, parts_of
 
 WAYS_ON = "use the old settings, another checkpoint (--out), or delete this file"
 

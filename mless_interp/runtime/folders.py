@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
-from .engines import Shard
+from .workers import Shard
 
 MANIFEST = "manifest.json"
 """Lists every file of a folder with its SHA-256; a folder without one is nobody's to replace."""

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from ..core.arguments import check_count, count_of
 from .checkpoint import Checkpoint, key_of
-from .engines import Compute, Engine, Tick, Unit, here, shard_of
 from .text_safety import one_line
+from .workers import Compute, Engine, Tick, Unit, here, shard_of
 
 OF_THE_LIST = frozenset({"prompts", "control_prompts"})
 """Settings that tell of all problems together; a unit is told by its own prompts."""

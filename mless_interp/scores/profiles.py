@@ -19,8 +19,8 @@ from ..prompts.pairs import PromptPair
 from ..prompts.prompt import SEGMENTS, Prompt
 from ..runtime import results
 from ..runtime.columns import columns_of
-from ..runtime.engines import Tick
 from ..runtime.loop import RunOptions
+from ..runtime.workers import Tick
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean, mean_interval
 from .score import Described
 from .streaming import Layout, Plan, RowFormula, Source, pair_layout

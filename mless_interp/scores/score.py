@@ -22,9 +22,9 @@ from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pai
 from ..prompts.problems import distinct, groups_of
 from ..runtime import results
 from ..runtime.columns import ends_of
-from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.own_code import codes_of
+from ..runtime.user_code import codes_of
+from ..runtime.workers import Tick, Unit
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
 from . import streaming
 from .catalogue import COLUMNS, METRICS, Metric, OwnMetric, Profile, chosen_metrics, metric_shown

@@ -21,7 +21,7 @@ from mless_interp.models.load_options import ADAPTER, Loading, check_tokenizer, 
 from mless_interp.models.sites import extension_of, gate_edits, site
 from mless_interp.models.traced_ops import FIRST, additive_mask, can_be_sent, got, put, tail
 from mless_interp.models.weights import device_of
-from mless_interp.runtime.engines import Processes
+from mless_interp.runtime.workers import Processes
 
 SIZES = {"n_layers": 3, "n_heads": 40, "n_key_value_heads": 2, "d_head": 8, "d_model": 8000, "d_mlp": 15000}
 INFO = info.ModelInfo("m", "bridge", "A", **SIZES, d_vocab=5000, context_length=64, windows=(None, 16, None), dtype="float32",

@@ -14,8 +14,8 @@ from files_under_test import everything_in
 from results_under_test import same
 
 from mless_interp.runtime.checkpoint import Checkpoint, CheckpointError, key_of, plain
-from mless_interp.runtime.engines import Shard
 from mless_interp.runtime.folders import Lock
+from mless_interp.runtime.workers import Shard
 
 SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0, "model": {"dtype": "float32"}}
 ODD = "b\u2028"

@@ -21,8 +21,8 @@ import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.runtime import loop
 from mless_interp.runtime.checkpoint import plain
-from mless_interp.runtime.engines import Shard, ShardDone, parts_of
 from mless_interp.runtime.loop import RunOptions, over_problems, progress_bar
+from mless_interp.runtime.workers import Shard, ShardDone, parts_of
 
 IDS = tuple("abcde")
 UNITS = ((0, 2), (1, 3), (4,))

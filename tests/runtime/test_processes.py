@@ -87,7 +87,7 @@ def test_a_model_whose_passes_are_worth_more_threads_is_refused(monkeypatch: pyt
 def test_copies_end_with_the_process_that_was_killed() -> None:
     script = """
 import os, time
-from mless_interp.runtime.engines import Processes
+from mless_interp.runtime.workers import Processes
 
 def compute(unit, tick):
     print(os.getpid(), flush=True)

@@ -106,7 +106,7 @@ def test_a_unit_that_ends_every_worker_ends_the_run_and_loses_nothing(workers: A
         healthy.append(unit)
         return [{"value": at} for at in unit]
 
-    assert run(mi.runtime.engines.here, counted, tmp_path / "run.jsonl") == [{"value": at} for at in range(6)]
+    assert run(mi.runtime.workers.here, counted, tmp_path / "run.jsonl") == [{"value": at} for at in range(6)]
     assert (3,) in healthy and len(healthy) < 6
 
 

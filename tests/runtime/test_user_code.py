@@ -9,7 +9,7 @@ import pytest
 
 from mless_interp.patching.interventions import INTERVENTIONS
 from mless_interp.patching.outcomes import OUTCOMES
-from mless_interp.runtime.own_code import codes_of
+from mless_interp.runtime.user_code import codes_of
 from mless_interp.scores.catalogue import METRICS
 
 WRITTEN = """
