@@ -218,7 +218,7 @@ class Report:
             is_first = not any(isinstance(part, TextTable) for part in page.parts)
             page = page._with(table) if is_first else page.folded(_short(table.caption), self.blank()._with(table))
         found = [self.answer, *(part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer")]
-        known = {each.partition(";")[0].rstrip(".") for each in found} | {each.rstrip(".") for each in found}
+        known = {part.rstrip(".") for each in found for part in (each, each.partition(";")[0])}
         said = [text for text in result.explain().splitlines() if text.rstrip(".") not in known]
         n = FIRST_SENTENCES if len(said) > OPEN_SENTENCES else len(said)
         details = f"Details ({count_of(len(said) - n, 'sentence')})"
