@@ -89,7 +89,6 @@ def minimal_sets(
         raise ValueError(f"share is a part of the median effect, above 0 and at most 1, got {share!r}")
     check_count(max_heads, name="max_heads")
     check_count(n_random_sets, name="n_random_sets", at_least=0)
-    derive_generator(seed)
     prepared = prepare(model, pairs, outcome, signed_for="finding sets of heads")
     search, other = (each.under(between) for each in halves(prepared, fresh))
     for problems, n_tests, what in ((search, 2, "find sets"), (other, len(SIDES), "confirm them")):

@@ -149,7 +149,7 @@ def prepare(
                 "tokenizer: leave it out, or use outcome='answer_logprob'"
             )
     read.check(bare)
-    answered = fit_pairs(read.asked(pair, model.info) for pair in bare)
+    answered = tuple(read.asked(pair, model.info) for pair in bare)
     return Prepared(model, read, bare, answered, units_of(answered, read))
 
 
