@@ -34,12 +34,6 @@ SIDES = ("sufficient", "necessary")
 Members = tuple[Head, ...]
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's sizes of circuits, as shares of all heads."""
-ABLATION = {
-    "content": "attention to the span masked, renormalised",
-    "computed": "the span's attention to the question masked, renormalised",
-    "inside": "the span's attention to itself masked, renormalised",
-    "replaced": "head outputs of the clean run",
-}
 
 
 @checked
@@ -436,8 +430,8 @@ def circuit_curve(
     orders = {"ranking": order, "reversed": order[::-1]}
     orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
     sets = [(), order, *(heads[:k] for heads in orders.values() for k in sizes[1:-1])]
-    settings: Settings = {"ablation": ABLATION[contrast], "contrast": contrast, "n_ranked": len(given)}
-    settings |= {"ranking": [str(head) for head in order], "n_random": n_random, "seed": seed}
+    settings: Settings = {"ablation": between.cuts or "head outputs of the clean run", "contrast": contrast}
+    settings |= {"n_ranked": len(given), "ranking": list(map(str, order)), "n_random": n_random, "seed": seed}
     values = gated_outcomes(
         prepared,
         torch.stack([gate_row(heads, info, closed=False) for heads in sets]),

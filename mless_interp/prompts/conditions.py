@@ -110,7 +110,7 @@ class Contrast:
     """Two conditions: `clean` without the insertion's influence, `corrupted` with it. `says` what differs.
 
     `changes_from`: the first row that can differ is the first one after the span ("after"), the span's own ("span"), or the
-    first one whose token differs, or the span's ("tokens"). `cuts`: what a head that is knocked out can no longer do, in words
+    first one whose token differs, or the span's ("tokens"). `cuts`: what knocking a head out does to its attention, in words
     ("" where the contrast is none of what may be seen).
     """
 
@@ -168,9 +168,9 @@ class Contrast:
 
 
 CUTS = {
-    "content": "see the span from the rows after it",
-    "computed": "see the question from the span's rows",
-    "inside": "see the span from its own rows",
+    "content": "attention to the span masked, renormalised",
+    "computed": "the span's attention to the question masked, renormalised",
+    "inside": "the span's attention to itself masked, renormalised",
 }
 CONTRASTS = {
     name: Contrast(name, clean, corrupted, changes_from, says, CUTS.get(name, ""))
