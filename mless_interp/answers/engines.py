@@ -17,6 +17,7 @@ from ..models.hugging_face import reference_logits
 from ..models.info import Edit, Foreign, ModelError
 from ..models.sites import gate_edits, site
 from ..models.traced_ops import additive_mask
+from ..prompts.token_classes import n_alike
 from .decoding import (
     Completion,
     CompletionEngine,
@@ -168,9 +169,8 @@ def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
     if len(rows) < 2 or decoding.arm is not None or any(window is not None for window in model.info.windows):
         return 0
     prompts = [row.request.prompt for row in rows]
-    longest = min(map(len, prompts)) - 1  # a token of each prompt is left
-    first, last = min(prompts), max(prompts)  # all others lie between them, so they begin alike
-    common = next((at for at in range(longest) if first[at] != last[at]), longest)
+    alike = n_alike(min(prompts), max(prompts))  # all others lie between them, so they begin alike
+    common = min(alike, min(map(len, prompts)) - 1)  # a token of each prompt is left
     if decoding.knockout and len(spans := {row.span for row in rows}) > 1:
         common = min(common, *(start for start, _ in spans))
     return common if common >= LEAST_SHARED else 0

@@ -80,11 +80,14 @@ def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple
     for at in range(len(ids)):
         before = list(ids[max(0, at - _CONTEXT) : at])
         shown, known = decode([*before, ids[at]]), decode(before) if before else ""
-        same = 0
-        while same < min(len(shown), len(known)) and shown[same] == known[same]:
-            same += 1
-        texts.append(shown[same:])
+        texts.append(shown[n_alike(shown, known) :])
     return tuple(texts)
+
+
+def n_alike(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return how many first elements two sequences have in common."""
+    both = enumerate(zip(first, second, strict=False))
+    return next((at for at, (x, y) in both if x != y), min(len(first), len(second)))
 
 
 def _places(spans: Iterable[tuple[int, int]]) -> set[int]:
