@@ -1,7 +1,7 @@
 """Graded answers, `[problem, treatment, sample]`, and treatments compared on the same problems."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -165,7 +165,6 @@ class AccuracyResults(Result):
     completions: tuple[tuple[tuple[str | None, ...], ...], ...]
     decided: np.ndarray
     golds: tuple[str, ...] = ()
-    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = statistics.CONFIDENCE
     axes: ClassVar = tuple(

@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -226,7 +226,6 @@ class StudyResult(Result):
     attention: dict[str, HeadScores]
     located: dict[str, LocatedHeads]
     answers: AccuracyResults | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
     confidence: float = CONFIDENCE
 
     picture = "study_effects"

@@ -64,7 +64,6 @@ class Circuit(Result):
     sets: MinimalSets | None = None
     transfer: Transfer | None = None
     left_out: dict[str, str] = field(default_factory=dict)
-    settings: Settings = field(default_factory=dict)
 
     columns = (
         columns_of("""

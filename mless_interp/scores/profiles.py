@@ -1,7 +1,7 @@
 """The attention that every token receives, head by head, and that the segments of a prompt give each other."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -115,7 +115,6 @@ class AttentionProfile(results.Result):
     spans: tuple[tuple[int, int], ...]
     base_texts: tuple[tuple[str, ...], ...]
     inserted_texts: tuple[tuple[str, ...], ...]
-    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
 
@@ -348,7 +347,6 @@ class SegmentAttention(results.Result):
     heads: tuple[Head, ...]
     segments: tuple[str, ...]
     values: dict[str, np.ndarray]
-    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
 
     columns = columns_of("""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -60,7 +60,6 @@ class HeadScores(results.Result):
     heads: tuple[Head, ...]
     values: results.Found
     null: results.Found
-    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
     twins: tuple["HeadScores", ...] = ()
