@@ -186,7 +186,9 @@ def between_segments(n: int = 3) -> SegmentAttention:
     masses[..., 1, :2] = 0.5
     masses[..., 2, 1] = 0.3 + np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
     masses[..., 2, 2] = 1 - masses[..., 2, 1]
-    return SegmentAttention(problems(n), SIX, ("system", "inserted", "question"), {"inserted": masses}, settings=SETTINGS)
+    return SegmentAttention(
+        problems(n), SIX, ("system", "inserted", "question"), {"inserted": masses}, settings=SETTINGS
+    )
 
 
 def profiled(level: float = 0.02) -> AttentionProfile:

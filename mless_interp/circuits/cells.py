@@ -85,7 +85,6 @@ class CellEffects(Cells[Cell]):
     """What each cell carries: `values` `[problem, cell]`, parts of the insertion's effect `total` `[problem]`; NaN where a
     problem has no such cell."""
 
-    problem_ids: tuple[str, ...]
     cells: tuple[Cell, ...]
     values: np.ndarray
     total: np.ndarray

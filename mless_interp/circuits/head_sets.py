@@ -241,7 +241,6 @@ class MinimalSets(Measured):
     `fresh_ids` (in `fresh_groups`).
     """
 
-    problem_ids: tuple[str, ...]
     fresh_ids: tuple[str, ...]
     candidates: Members
     total: np.ndarray
@@ -470,7 +469,6 @@ class CircuitCurve(Measured):
     """Outcomes of growing circuits, `values` `[problem, order, size]`, for the ranking, its reverse and random orders.
     `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted)."""
 
-    problem_ids: tuple[str, ...]
     ranking: tuple[Head, ...]
     sizes: np.ndarray
     orders: tuple[str, ...]

@@ -40,7 +40,6 @@ class Verdicts(Measured):
     what these take from the span; `strata` name each problem's stratum.
     """
 
-    problem_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     values: dict[str, np.ndarray]
     total: np.ndarray

@@ -199,7 +199,6 @@ class Transfer(Cells[str]):
     `other` `[problem, draw]`: what these heads bring with means under another insertion. The test is of the three `CELLS`.
     """
 
-    problem_ids: tuple[str, ...]
     measured_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     edit_lam: np.ndarray

@@ -68,7 +68,6 @@ class ActivationShift(Measured):
     problems with `edges`.
     """
 
-    problem_ids: tuple[str, ...]
     layer: int
     contrasts: tuple[str, ...]
     token_groups: tuple[str, ...]

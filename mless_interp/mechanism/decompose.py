@@ -311,7 +311,6 @@ class AttentionDecomposition(Measured):
     other insertions of the same length (mean over their draws), if asked for.
     """
 
-    problem_ids: tuple[str, ...]
     contrasts: tuple[str, ...]
     heads: tuple[Head, ...]
     values: Found

@@ -59,7 +59,6 @@ EFFECTS: dict[str, dict[str, int]] = {
 class Mediation(Measured):
     """Readings `values` `[problem, reading, arm]`: of the layer's MLP activations, and the "outcome"; arms as in `ARMS`."""
 
-    problem_ids: tuple[str, ...]
     readings: tuple[str, ...]
     arms: tuple[str, ...]
     values: np.ndarray

@@ -57,7 +57,6 @@ class SpanReadings(Measured):
     no partner, or of the probe nothing taught.
     """
 
-    problem_ids: tuple[str, ...]
     tokens: tuple[str, ...]
     units: tuple[str, ...]
     blocks: tuple[tuple[int, int], ...]

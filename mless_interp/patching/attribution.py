@@ -187,7 +187,6 @@ class HeadAttribution(Measured):
     the `PatchScores.effect` of these edits ("gate_ig" only); `exact` is that of the best heads, NaN for all others.
     """
 
-    problem_ids: tuple[str, ...]
     scores: np.ndarray
     masked: np.ndarray
     inserted: np.ndarray

@@ -127,7 +127,6 @@ class DoseResponse(Measured):
     and "masked"; `base` `[problem]` is the outcome without any insertion.
     """
 
-    problem_ids: tuple[str, ...]
     doses: np.ndarray
     layer: int
     log_odds: dict[str, np.ndarray]

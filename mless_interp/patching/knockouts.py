@@ -177,7 +177,6 @@ class JointKnockout(Measured):
     Heads that were not `chosen_elsewhere` have no `p`: the choice alone makes them beat random ones.
     """
 
-    problem_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     effect: np.ndarray
     singles: np.ndarray
@@ -328,7 +327,6 @@ class ReadEffects(Parts):
     half of what the knockout removes, in most problems. Unless the heads were `chosen_elsewhere` p is NaN.
     """
 
-    problem_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     values: np.ndarray
     total: np.ndarray

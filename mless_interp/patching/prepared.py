@@ -34,6 +34,7 @@ PER_UNIT = 8
 class Measured(Result):
     """What results of problems have in common; up to differences of `resolution` the model resolves nothing."""
 
+    problem_ids: tuple[str, ...]
     seed: int = field(default=0, kw_only=True)
     confidence: float = field(default=CONFIDENCE, kw_only=True)
     resolution: float = field(default=0.0, kw_only=True)

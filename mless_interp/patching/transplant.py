@@ -116,7 +116,6 @@ class Transplant(Measured):
     """Outcomes of each problem's run with its own and other problems' spans, `values` `[problem, answer, span]`: place 0 of
     both is the problem itself, place k its k-th partner (`partners[problem]`, ids)."""
 
-    problem_ids: tuple[str, ...]
     partners: tuple[tuple[str, ...], ...]
     values: np.ndarray
     unit: str
