@@ -370,7 +370,7 @@ class AccuracyResults(Result):
     def details(self) -> list[str]:
         table, samples = self.table(), f", {self.n_samples} samples each" if self.n_samples > 1 else ""
         found = [
-            f"Accuracy of {self.settings.get('model', 'a model')} on {count_of(len(self.problem_ids), 'problem')}{samples}, "
+            f"Accuracy of {self.settings.get('model', 'a model')} on {self.counted}{samples}, "
             f"strictly graded, with {100 * self.confidence:g} % intervals over problems."
         ]
         found += extension_of(self.settings)

@@ -343,7 +343,7 @@ class StudyResult(Result):
             named = {name: list(made.confirmed if tested else made.found) for name, made in self.located.items()}
             heads = [f"{listed(heads)} under {name!r}" for name, heads in named.items() if heads]
             told += f"; heads {'confirmed' if tested else 'named'}: {'; '.join(heads) or 'none'}"
-        return f"{told} ({count_of(len(self.problem_ids), 'problem')})."
+        return f"{told} ({self.counted})."
 
     def caveats(self) -> list[str]:
         tested, told = self.effect_table().dropna(subset="p"), super().caveats()

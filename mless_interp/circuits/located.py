@@ -431,7 +431,7 @@ class LocatedHeads(Verdicts):
     def details(self) -> list[str]:
         s, judged, made = self.settings, self.judged, self.confirmation
         n_heads = len(self.heads)
-        what = f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested"
+        what = f"{s['insertion']}, {self.counted}, {count_of(n_heads, 'head')} tested"
         whole = judged.effect.details(self.unit, s.get("contrast", "content"))
         found = [f"{what} ({s['swept']}), outcome {s['outcome']}.", whole]
         if s.get("screened") is not None:

@@ -226,8 +226,7 @@ class JointKnockout(Measured):
         made = median_interval(self._turned(self.effect), confidence=self.confidence)
         does = "raises" if np.median(self.by_group(self.effect)) < 0 else "lowers"  # a knockout takes its effect away
         size = f"{float(made.estimate):#.3g} {self.unit}{limits_of(made.low, made.high, '#.3g')}"
-        over = f"median over {count_of(len(self.problem_ids), 'problem')}"
-        return f"Knocking out {listed(self.heads)}{together} {does} {outcome} by {size} ({over})."
+        return f"Knocking out {listed(self.heads)}{together} {does} {outcome} by {size} (median over {self.counted})."
 
     def in_short(self) -> list[str]:
         """Return a sentence on what several heads undo together, beside random sets; none of one head or without such sets."""
@@ -419,8 +418,9 @@ class ReadEffects(Parts):
             s = self.settings
             return f"{self.whole.headline(s.get('insertion'), s.get('outcome'), self.unit)}, so no read is judged."
         told = listed(f"{head} {self._amount(at, 0)}" for at, head in enumerate(self.heads))
-        n = count_of(len(self.problem_ids), "problem")
-        return f"Without attention to the span, this share of the effect disappears (median over {n}): {told}."
+        return (
+            f"Without attention to the span, this share of the effect disappears (median over {self.counted}): {told}."
+        )
 
     def details(self) -> list[str]:
         if not self.established:

@@ -109,6 +109,11 @@ class Result:
         """Problems, variants of one another counted once."""
         return len(set(self.groups)) or len(self.problem_ids)  # type: ignore[attr-defined]
 
+    @property
+    def counted(self) -> str:
+        """How many problems there are, in words."""
+        return count_of(len(self.problem_ids), "problem")  # type: ignore[attr-defined]
+
     def by_group(self, values: np.ndarray) -> np.ndarray:
         """Return values `[problem, ...]` as those of groups, `[group, ...]`: what intervals and tests are made of."""
         return by_group(values, self.groups)
