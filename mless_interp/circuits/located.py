@@ -230,7 +230,7 @@ class Confirmation(Verdicts):
 
     def headline(self) -> str:
         s, effect = self.settings, self.judged.effect
-        whole = effect.headline(s.get("insertion", "The insertion"), s.get("outcome", "the outcome"), self.unit)
+        whole = effect.headline(s.get("insertion"), s.get("outcome"), self.unit)
         if not effect.established:
             return f"{whole}, in the direction claimed, so no head is confirmed."
         sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
