@@ -122,10 +122,7 @@ def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: in
 
 def gate_row(heads: Iterable[Head], info: ModelInfo, *, closed: bool = True) -> torch.Tensor:
     """Make gates `[layer, head]`: these heads closed and all others open, or (`closed=False`) these open and others closed."""
-    gates = torch.full((info.n_layers, info.n_heads), float(closed), dtype=torch.float32)
-    for head in heads:
-        gates[head.layer, head.head] = 1 - float(closed)
-    return gates
+    return torch.from_numpy(info.mask_of(heads) != closed).float()
 
 
 def gated_outcomes(
