@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.arguments import one_of
+from ..core.arguments import n_alike, one_of
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
@@ -17,7 +17,6 @@ from ..models.hugging_face import reference_logits
 from ..models.info import Edit, Foreign, ModelError
 from ..models.sites import gate_edits, site
 from ..models.traced_ops import additive_mask
-from ..prompts.token_classes import n_alike
 from .decoding import (
     Completion,
     CompletionEngine,

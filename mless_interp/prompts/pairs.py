@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, checked, one_of
+from ..core.arguments import Arguments, checked, n_alike, one_of
 from ..models.base import Model
 from ..models.info import Inputs, ModelInfo
 from ..runtime.checkpoint import key_of, plain
@@ -35,7 +35,6 @@ from .prompt import (
     tokenizer_of,
     warnings_of,
 )
-from .token_classes import n_alike
 
 
 @dataclass(frozen=True)

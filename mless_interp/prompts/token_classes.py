@@ -7,6 +7,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
+from ..core.arguments import n_alike
+
 CLASSES = ("digit", "operator", "conjunction", "other")
 OPERATOR_COMMANDS = frozenset(
     """
@@ -82,12 +84,6 @@ def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple
         shown, known = decode([*before, ids[at]]), decode(before) if before else ""
         texts.append(shown[n_alike(shown, known) :])
     return tuple(texts)
-
-
-def n_alike(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return how many first elements two sequences have in common."""
-    both = enumerate(zip(first, second, strict=False))
-    return next((at for at, (x, y) in both if x != y), min(len(first), len(second)))
 
 
 def _places(spans: Iterable[tuple[int, int]]) -> set[int]:
