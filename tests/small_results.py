@@ -154,7 +154,7 @@ def scored(n: int = 3) -> HeadScores:
     }
     null = {"span_mass": {"inserted": np.full((n, 2), 0.4)}}
     settings = SETTINGS | {"rows": "shared", "sink_moved": 1, "boundary_merge": 2}
-    return HeadScores(problems(n), ("base", "inserted"), SIX, values, null, settings)
+    return HeadScores(problems(n), ("base", "inserted"), SIX, values, null, settings=settings)
 
 
 def rated(scale: float = 1.0, n: int = 4) -> Any:
@@ -186,7 +186,9 @@ def between_segments(n: int = 3) -> SegmentAttention:
     masses[..., 1, :2] = 0.5
     masses[..., 2, 1] = 0.3 + np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
     masses[..., 2, 2] = 1 - masses[..., 2, 1]
-    return SegmentAttention(problems(n), SIX, ("system", "inserted", "question"), {"inserted": masses}, SETTINGS)
+    return SegmentAttention(
+        problems(n), SIX, ("system", "inserted", "question"), {"inserted": masses}, settings=SETTINGS
+    )
 
 
 def profiled(level: float = 0.02) -> AttentionProfile:
@@ -430,14 +432,14 @@ def checked() -> mi.ClaimChecks:
         ClaimCheck(uniform, 0.2, 0.1, 0.3, 6, reason="no profile with random words"),
     )
     settings = {"model": "tiny", "heads": "L0H1", "insertion": "Mless", "n_problems": 6}
-    return mi.ClaimChecks(checks, settings, twins=(mi.ClaimChecks(checks, settings),))
+    return mi.ClaimChecks(checks, (mi.ClaimChecks(checks, settings=settings),), settings=settings)
 
 
 def judged(*verdicts: str) -> Any:
     """Four claims, two of each verdict."""
     claims = zip(CLAIMS.values(), 2 * verdicts, strict=False)
     checks = (replace(checked().checks[0], claim=claim, verdict=verdict) for claim, verdict in claims)
-    return mi.ClaimChecks(tuple(checks), checked().settings)
+    return mi.ClaimChecks(tuple(checks), settings=checked().settings)
 
 
 def hook_compared(n: int = 4) -> mi.HookComparison:
@@ -559,7 +561,7 @@ def written(n: int = 6) -> mi.HeadWrites:
     values[:, :, 2] += np.array([1.0, np.nan, np.nan, -1.0])
     tokens = ((texts, texts, looks), (texts, texts, looks))
     heads = (mi.Head(0, 1), mi.Head(1, 0))
-    return mi.HeadWrites(problems(n), heads, tokens, values, SETTINGS, 1e-3)
+    return mi.HeadWrites(problems(n), heads, tokens, values, 1e-3, settings=SETTINGS)
 
 
 def circuit(n: int = 12) -> mi.Circuit:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.arguments import one_of
+from ..core.arguments import n_alike, one_of
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
@@ -168,9 +168,8 @@ def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
     if len(rows) < 2 or decoding.arm is not None or any(window is not None for window in model.info.windows):
         return 0
     prompts = [row.request.prompt for row in rows]
-    longest = min(map(len, prompts)) - 1  # a token of each prompt is left
-    first, last = min(prompts), max(prompts)  # all others lie between them, so they begin alike
-    common = next((at for at in range(longest) if first[at] != last[at]), longest)
+    alike = n_alike(min(prompts), max(prompts))  # all others lie between them, so they begin alike
+    common = min(alike, min(map(len, prompts)) - 1)  # a token of each prompt is left
     if decoding.knockout and len(spans := {row.span for row in rows}) > 1:
         common = min(common, *(start for start, _ in spans))
     return common if common >= LEAST_SHARED else 0

@@ -1,7 +1,7 @@
 """Graded answers, `[problem, treatment, sample]`, and treatments compared on the same problems."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -165,7 +165,6 @@ class AccuracyResults(Result):
     completions: tuple[tuple[tuple[str | None, ...], ...], ...]
     decided: np.ndarray
     golds: tuple[str, ...] = ()
-    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = statistics.CONFIDENCE
     axes: ClassVar = tuple(
@@ -371,7 +370,7 @@ class AccuracyResults(Result):
     def details(self) -> list[str]:
         table, samples = self.table(), f", {self.n_samples} samples each" if self.n_samples > 1 else ""
         found = [
-            f"Accuracy of {self.settings.get('model', 'a model')} on {count_of(len(self.problem_ids), 'problem')}{samples}, "
+            f"Accuracy of {self.settings.get('model', 'a model')} on {self.counted}{samples}, "
             f"strictly graded, with {100 * self.confidence:g} % intervals over problems."
         ]
         found += extension_of(self.settings)

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from .. import answers, mechanism, scores
 from ..answers.decoding import rows_at_once
+from ..answers.evaluate import MAX_NEW_TOKENS
 from ..circuits.circuit import trace_circuit
 from ..core.arguments import Arguments, checked, count_of, one_of
 from ..models.arithmetic import product
@@ -55,7 +56,6 @@ OF_A_CONTRAST = 3  # whole passes of a problem, and one more for its attention, 
 N_TREATMENTS = 2  # answers are given without the insertion and with it
 N_NAMED = 8  # heads that are taken to be in a circuit
 N_SETS = 400  # sets of heads that a search measures on a problem, about: sufficient, necessary and random ones
-MAX_NEW_TOKENS = 2048
 SMALL = 10**8  # parameters up to which a model is run by default with attention that can be shown
 IMPORTING = 3.0  # seconds that libraries take
 LOADED_PER_SECOND = 0.6e9  # bytes of weights that are read, checked and hashed

@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -226,7 +226,6 @@ class StudyResult(Result):
     attention: dict[str, HeadScores]
     located: dict[str, LocatedHeads]
     answers: AccuracyResults | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
     confidence: float = CONFIDENCE
 
     picture = "study_effects"
@@ -344,7 +343,7 @@ class StudyResult(Result):
             named = {name: list(made.confirmed if tested else made.found) for name, made in self.located.items()}
             heads = [f"{listed(heads)} under {name!r}" for name, heads in named.items() if heads]
             told += f"; heads {'confirmed' if tested else 'named'}: {'; '.join(heads) or 'none'}"
-        return f"{told} ({count_of(len(self.problem_ids), 'problem')})."
+        return f"{told} ({self.counted})."
 
     def caveats(self) -> list[str]:
         tested, told = self.effect_table().dropna(subset="p"), super().caveats()

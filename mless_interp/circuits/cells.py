@@ -66,8 +66,8 @@ class Cells(Parts, Generic[Cell]):
     def details(self) -> list[str]:
         s = self.settings
         how = [f"{name} {s[name]}" for name in ("edit", "contrast", "direction", "outcome") if name in s]
-        cells, problems = count_of(len(self.cells), *self.what), count_of(len(self.problem_ids), "problem")
-        return [f"{cells}, {problems}: {', '.join(how)}.", *self._claim_words(), *named_words(s)]
+        cells = count_of(len(self.cells), *self.what)
+        return [f"{cells}, {self.counted}: {', '.join(how)}.", *self._claim_words(), *named_words(s)]
 
     def printed(self) -> pd.DataFrame:
         columns = self.printed_columns.split()
@@ -85,7 +85,6 @@ class CellEffects(Cells[Cell]):
     """What each cell carries: `values` `[problem, cell]`, parts of the insertion's effect `total` `[problem]`; NaN where a
     problem has no such cell."""
 
-    problem_ids: tuple[str, ...]
     cells: tuple[Cell, ...]
     values: np.ndarray
     total: np.ndarray

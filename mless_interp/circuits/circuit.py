@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..core.arguments import Arguments, checked, count_of, listed, one_of, several_of
+from ..core.arguments import Arguments, checked, listed, one_of, several_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelError
@@ -64,7 +64,6 @@ class Circuit(Result):
     sets: MinimalSets | None = None
     transfer: Transfer | None = None
     left_out: dict[str, str] = field(default_factory=dict)
-    settings: Settings = field(default_factory=dict)
 
     columns = (
         columns_of("""
@@ -101,10 +100,9 @@ class Circuit(Result):
         ends = {end for edge in (self.edges.found if self.edges else ()) for end in (edge.sender, edge.receiver)}
         told += ", none of them at these heads" * bool(ends and not ends & set(self.heads))
         given = " (given, not located)" * (self.located is None)
-        where = f"measured on {count_of(len(self.problem_ids), 'problem')}"
         # of needed edges whose inputs act only together, or in each other's place
         inputs = [] if self.edges is None else (self.together or self.edges).together_words()
-        return " ".join([f"The circuit of {listed(self.heads)}{given}, {where}{told}.", *inputs])
+        return " ".join([f"The circuit of {listed(self.heads)}{given}, measured on {self.counted}{told}.", *inputs])
 
     def details(self) -> list[str]:
         return [

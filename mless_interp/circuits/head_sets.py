@@ -34,12 +34,6 @@ SIDES = ("sufficient", "necessary")
 Members = tuple[Head, ...]
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's sizes of circuits, as shares of all heads."""
-ABLATION = {
-    "content": "attention to the span masked, renormalised",
-    "computed": "the span's attention to the question masked, renormalised",
-    "inside": "the span's attention to itself masked, renormalised",
-    "replaced": "head outputs of the clean run",
-}
 
 
 @checked
@@ -89,7 +83,6 @@ def minimal_sets(
         raise ValueError(f"share is a part of the median effect, above 0 and at most 1, got {share!r}")
     check_count(max_heads, name="max_heads")
     check_count(n_random_sets, name="n_random_sets", at_least=0)
-    derive_generator(seed)
     prepared = prepare(model, pairs, outcome, signed_for="finding sets of heads")
     search, other = (each.under(between) for each in halves(prepared, fresh))
     for problems, n_tests, what in ((search, 2, "find sets"), (other, len(SIDES), "confirm them")):
@@ -248,7 +241,6 @@ class MinimalSets(Measured):
     `fresh_ids` (in `fresh_groups`).
     """
 
-    problem_ids: tuple[str, ...]
     fresh_ids: tuple[str, ...]
     candidates: Members
     total: np.ndarray
@@ -437,8 +429,8 @@ def circuit_curve(
     orders = {"ranking": order, "reversed": order[::-1]}
     orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
     sets = [(), order, *(heads[:k] for heads in orders.values() for k in sizes[1:-1])]
-    settings: Settings = {"ablation": ABLATION[contrast], "contrast": contrast, "n_ranked": len(given)}
-    settings |= {"ranking": [str(head) for head in order], "n_random": n_random, "seed": seed}
+    settings: Settings = {"ablation": between.cuts or "head outputs of the clean run", "contrast": contrast}
+    settings |= {"n_ranked": len(given), "ranking": list(map(str, order)), "n_random": n_random, "seed": seed}
     values = gated_outcomes(
         prepared,
         torch.stack([gate_row(heads, info, closed=False) for heads in sets]),
@@ -477,7 +469,6 @@ class CircuitCurve(Measured):
     """Outcomes of growing circuits, `values` `[problem, order, size]`, for the ranking, its reverse and random orders.
     `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted)."""
 
-    problem_ids: tuple[str, ...]
     ranking: tuple[Head, ...]
     sizes: np.ndarray
     orders: tuple[str, ...]

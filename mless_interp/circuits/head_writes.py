@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -225,7 +225,6 @@ class HeadWrites(Result):
     heads: tuple[Head, ...]
     tokens: tuple[tuple[tuple[str, ...], ...], ...]
     values: np.ndarray
-    settings: Settings = field(default_factory=dict)
     resolution: float = 0.0
 
     picture = "token_bars"

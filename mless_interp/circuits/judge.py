@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..core.arguments import count_of
+from ..core.arguments import cells_of, count_of
 from ..core.heads import Head
 from ..patching.effect import Effect, fewest_for
 from ..runtime.folders import savable
@@ -57,10 +57,9 @@ _KINDS = """
     negligible | | | | shown to do less than the smallest effect in most problems
     undecided | | | | neither shown to carry the effect nor shown not to
 """
-_LINES = [[part.strip() for part in line.split("|")] for line in _KINDS.strip().splitlines()]
 KINDS: dict[str, Kind] = {
     name: Kind(name, letters, side, "reads" in parts, "mediates" in parts, says)
-    for name, letters, side, parts, says in _LINES
+    for name, letters, side, parts, says in cells_of(_KINDS)
 }
 """Every verdict: carriers pass on both sides, other named heads on one."""
 _OF_MORE = ("conditional reader", "specialist")  # which follow from more than the side and its two parts

@@ -25,7 +25,7 @@ from ..prompts.problems import overlap
 from ..runtime.checkpoint import CheckpointError
 from ..runtime.loop import RunOptions, stage
 from ..runtime.text_safety import visible
-from ..statistics import CONFIDENCE, derive_generator
+from ..statistics import CONFIDENCE
 from .judge import OTHERS, SIDES, Claims, few_problems, measured
 from .located import Confirmation, LocatedHeads
 
@@ -90,7 +90,6 @@ def locate_heads(
     if controls:
         check_count(n_control_draws, name="n_control_draws (controls=False leaves controls out)")
     check_count(n_random_sets, name="n_random_sets", at_least=0)
-    derive_generator(seed)
     one_of(mode, MODES, "mode")
     between = one_of(contrast, {name: CONTRASTS[name] for name in LOCATED}, "contrast to locate heads by")
     run = RunOptions(checkpoint, progress, seed)

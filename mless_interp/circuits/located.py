@@ -40,7 +40,6 @@ class Verdicts(Measured):
     what these take from the span; `strata` name each problem's stratum.
     """
 
-    problem_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     values: dict[str, np.ndarray]
     total: np.ndarray
@@ -231,7 +230,7 @@ class Confirmation(Verdicts):
 
     def headline(self) -> str:
         s, effect = self.settings, self.judged.effect
-        whole = effect.headline(s.get("insertion", "The insertion"), s.get("outcome", "the outcome"), self.unit)
+        whole = effect.headline(s.get("insertion"), s.get("outcome"), self.unit)
         if not effect.established:
             return f"{whole}, in the direction claimed, so no head is confirmed."
         sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
@@ -432,7 +431,7 @@ class LocatedHeads(Verdicts):
     def details(self) -> list[str]:
         s, judged, made = self.settings, self.judged, self.confirmation
         n_heads = len(self.heads)
-        what = f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested"
+        what = f"{s['insertion']}, {self.counted}, {count_of(n_heads, 'head')} tested"
         whole = judged.effect.details(self.unit, s.get("contrast", "content"))
         found = [f"{what} ({s['swept']}), outcome {s['outcome']}.", whole]
         if s.get("screened") is not None:

@@ -27,7 +27,7 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..statistics import Prevalence, derive_generator
+from ..statistics import Prevalence
 from .cells import Asked, Cells, heads_of, named_on
 from .head_sets import halves
 from .locate import draws_beside, under
@@ -91,7 +91,6 @@ def transfer(
     check_count(n_control_draws, name="n_control_draws (control=None leaves it out)")
     if isinstance(control, str):
         one_of(control, {"random_sentence": None}, "control")
-    derive_generator(seed)
     model.need_rotated("lambda and Sigma")
     prepared = prepare(model, pairs, outcome, signed_for="a transfer")
     chosen = heads_of(model, heads, "transfer")
@@ -200,7 +199,6 @@ class Transfer(Cells[str]):
     `other` `[problem, draw]`: what these heads bring with means under another insertion. The test is of the three `CELLS`.
     """
 
-    problem_ids: tuple[str, ...]
     measured_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     edit_lam: np.ndarray

@@ -127,6 +127,17 @@ def beside(path: Path) -> list[str]:
     return [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
 
 
+def cells_of(table: str) -> list[list[str]]:
+    """Return the cells of a table that is written as text: a line is a row, `|` stands between cells."""
+    return [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if line.strip()]
+
+
+def n_alike(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return how many first elements two sequences have in common."""
+    both = enumerate(zip(first, second, strict=False))
+    return next((at for at, (x, y) in both if x != y), min(len(first), len(second)))
+
+
 def count_of(n: SupportsIndex, one: str, several: str = "") -> str:
     """Return a count with its noun; `several` where the plural is more than an s."""
     return f"{n} {one if n == 1 else several or one + 's'}"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..models.checks import apart, worst
 from ..models.info import Edit, Inputs
 from ..models.sites import parsed, site
 from ..patching.interventions import INTERVENTIONS, run_edits
-from ..patching.prepared import Settings, fit_pairs
+from ..patching.prepared import fit_pairs
 from ..prompts.pairs import PromptPair, own_pairs
 from ..runtime.columns import columns_of
 from ..runtime.loop import progress_bar
@@ -52,7 +52,6 @@ class HookComparison(Result):
     meant: str
     found: tuple[str, ...]
     error: np.ndarray
-    settings: Settings = field(default_factory=dict)
 
     axes = (("error", "problem"),)
     columns = columns_of("""
@@ -168,7 +167,7 @@ def _compared(
 ) -> HookComparison:
     found, error = zip(*rows, strict=True)
     settings = {"model": model.info.name, "backend": model.info.backend}
-    return HookComparison(tuple(pair.id for pair in pairs), heads, meant, found, np.array(error), settings)
+    return HookComparison(tuple(pair.id for pair in pairs), heads, meant, found, np.array(error), settings=settings)
 
 
 def _ran(model: Model, inputs: Inputs, sites: Sequence[str], edits: Mapping[str, Edit] | None = None) -> Activations:

@@ -68,7 +68,6 @@ class ActivationShift(Measured):
     problems with `edges`.
     """
 
-    problem_ids: tuple[str, ...]
     layer: int
     contrasts: tuple[str, ...]
     token_groups: tuple[str, ...]
@@ -172,8 +171,8 @@ class ActivationShift(Measured):
     def headline(self) -> str:
         rows = self.table().query("primary")
         told = (f"{row.claim}: {row.verdict} ({row.n_up} up, {row.n_down} down)" for row in rows.itertuples())
-        n = count_of(len(self.problem_ids), "problem")
-        return f"MLP activations of layer {self.layer} under {self.settings.get('insertion')}, {n}: {', '.join(told)}."
+        what = f"MLP activations of layer {self.layer} under {self.settings.get('insertion')}"
+        return f"{what}, {self.counted}: {', '.join(told)}."
 
     def details(self) -> list[str]:
         found = extension_of(self.settings)

@@ -15,7 +15,8 @@ from ..core.arguments import Arguments, check_count, checked, count_of, one_of, 
 from ..core.heads import Head
 from ..metrics import outputs
 from ..metrics.attention import retained_mass, span_mass_null
-from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
+from ..metrics.patterns import widened
+from ..models.arithmetic import values_of_heads, with_extra
 from ..models.base import Model
 from ..models.info import AttentionRule, Reducer
 from ..models.sites import Held, attention_sites, site
@@ -28,14 +29,13 @@ from ..runtime import results
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Found, Shown, ShownTable, interval_columns, of_heads
+from ..scores.streaming import recomputed_blocks
 from ..statistics import Prevalence, defined_mean, fewest_problems, mean_interval, prevalence_test
 
 DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
 """Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
 RUNS = ("inserted", "masked", "held", "blind", "base")
 """The first runs of a batch, in order."""
-BLOCK_ELEMENTS = 2**20
-"""Largest heads x rows x keys of a pattern that is held at once."""
 SHARES = ("share", "scale_share", "bias_share", "shift_share", "rest_share")
 """Metrics whose sum over heads is the layer's."""
 METRICS: dict[str, str] = {
@@ -72,18 +72,11 @@ class Read:
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionRule, *, span: Tensor) -> "Read":
         """Read one run `[1, token, ...]`, a block of rows at a time; never in half precision. `span` is boolean `[token]`."""
-        q, k, v = (x.float() if x.element_size() < 4 else x for x in (q, k, v))
-        n, n_heads = q.shape[1:3]
-        inside, values = span.to(q.device), values_of_heads(v[0], n_heads)
-        step = max(1, BLOCK_ELEMENTS // (n_heads * n))
-        parts: list[tuple[Tensor, Tensor]] = []
-        for a in range(int(span.nonzero()[-1]) + 1, n, step):
-            b = min(a + step, n)
-            seen = visible[:, :, a:b, :b]
-            pattern = softmax(with_sinks(masked_scores(q[:, a:b], k[:, :b], seen, rule), rule.column))[0]
-            keys = {"visible": with_extra(seen[0], rule, value=True), "span": with_extra(inside[:b], rule)}
-            padded = torch.nn.functional.pad(values[:, :b], (0, 0, 0, rule.n_extra))
-            parts.append((retained_mass(pattern, **keys), outputs.span_output(pattern, padded, **keys)))
+        values, parts = values_of_heads(widened(v)[0], q.shape[2]), list[tuple[Tensor, Tensor]]()
+        for block in recomputed_blocks(q, k, visible[0], rule, first=int(span.nonzero()[-1]) + 1):
+            keys = {"visible": block.visible, "span": block.mask(span)}
+            padded = torch.nn.functional.pad(values[:, : block.n_src], (0, 0, 0, block.n_extra))
+            parts.append((retained_mass(block.pattern, **keys), outputs.span_output(block.pattern, padded, **keys)))
         lam, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))
         return cls(lam, sigma)
 
@@ -311,7 +304,6 @@ class AttentionDecomposition(Measured):
     other insertions of the same length (mean over their draws), if asked for.
     """
 
-    problem_ids: tuple[str, ...]
     contrasts: tuple[str, ...]
     heads: tuple[Head, ...]
     values: Found

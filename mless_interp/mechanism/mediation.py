@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, checked, count_of, one_of
+from ..core.arguments import Arguments, checked, one_of
 from ..core.heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.patterns import widened
@@ -59,7 +59,6 @@ EFFECTS: dict[str, dict[str, int]] = {
 class Mediation(Measured):
     """Readings `values` `[problem, reading, arm]`: of the layer's MLP activations, and the "outcome"; arms as in `ARMS`."""
 
-    problem_ids: tuple[str, ...]
     readings: tuple[str, ...]
     arms: tuple[str, ...]
     values: np.ndarray
@@ -121,7 +120,7 @@ class Mediation(Measured):
         return (
             f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}; "
             f"only its scale: {told['scale']}; only its bias: {told['bias']} (medians over "
-            f"{count_of(len(self.problem_ids), 'problem')}); most problems show: {', '.join(sure) or 'none of these'}."
+            f"{self.counted}); most problems show: {', '.join(sure) or 'none of these'}."
         )
 
     def details(self) -> list[str]:

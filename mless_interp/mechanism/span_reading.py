@@ -19,7 +19,7 @@ from ..models.base import Model
 from ..models.info import ModelError
 from ..models.replay import Stepper
 from ..models.sites import site
-from ..patching.prepared import Measured
+from ..patching.prepared import Measured, single
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import encode_within
@@ -57,7 +57,6 @@ class SpanReadings(Measured):
     no partner, or of the probe nothing taught.
     """
 
-    problem_ids: tuple[str, ...]
     tokens: tuple[str, ...]
     units: tuple[str, ...]
     blocks: tuple[tuple[int, int], ...]
@@ -303,7 +302,7 @@ def read_span(
     done = over_pairs(
         model,
         found,
-        lambda unit, tick: [_of_one(model, stepper, found[at], int(labels[at]), every, n_blocks) for at in unit],
+        single(lambda at: _of_one(model, stepper, found[at], int(labels[at]), every, n_blocks)),
         label="reading the span",
         settings=settings,
         prompts=[[pair.fingerprint(), token] for pair, token in zip(found, tokens, strict=True)],

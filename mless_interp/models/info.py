@@ -84,8 +84,10 @@ class ModelInfo:
 
     def mask_of(self, heads: Iterable[Head]) -> np.ndarray:
         """Return which heads these are, boolean `[layer, head]`."""
-        named = set(heads)
-        return np.array([head in named for head in self.heads]).reshape(self.n_layers, self.n_heads)
+        mask = np.zeros((self.n_layers, self.n_heads), dtype=bool)
+        for head in heads:
+            mask[head.layer, head.head] = True
+        return mask
 
     def check_layer(self, layer: int) -> int:
         """Return a layer of this model (zero-based); `ValueError` for one that is not there."""

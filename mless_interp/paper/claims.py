@@ -7,7 +7,7 @@ little is compared with other repeated tokens: equal tokens share one score, so 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,6 @@ class ClaimChecks(Result):
     """Hold the claims checked on one model; `twins` are the same checks of its untrained twins (`untrained_twin`), if any."""
 
     checks: tuple[ClaimCheck, ...]
-    settings: dict[str, object] = field(default_factory=dict)
     twins: tuple["ClaimChecks", ...] = ()
 
     columns = columns_of("""
@@ -245,7 +244,7 @@ def check_claims(
     checking = _Checking(profile, chosen, random_sentence, meaningful, repeats, seed, confidence)
     checks = [checking.ranked(claim) if claim.key == "low_in_span" else checking.judged(claim) for claim in wanted]
     settings = {**profile.settings, "heads": " ".join(map(str, chosen)), "n_problems": len(profile.problem_ids)}
-    return ClaimChecks(tuple(checks), settings)
+    return ClaimChecks(tuple(checks), settings=settings)
 
 
 def _only(profile: AttentionProfile, heads: Sequence[Head]) -> AttentionProfile:

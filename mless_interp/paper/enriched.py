@@ -1,7 +1,7 @@
 """`enrichment`: are some heads, the paper's say, ranked higher by their effect than random heads of the same layers?"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,6 @@ class Enrichment(Result):
     p: float
     ranks: dict[str, float]
     limits: dict[str, tuple[float, float]]
-    settings: dict[str, object] = field(default_factory=dict)
 
     caption = "Rank of each head in its layer; 1: the largest effect."
 
@@ -97,4 +96,4 @@ def enrichment(
     total = sum(ranks.values())
     p = float(1 + (drawn <= total + 1e-9).sum()) / (1 + n_draws)
     settings: dict[str, object] = {"n_problems": n, "confidence": confidence}
-    return Enrichment(chosen, total / len(chosen), expected / len(chosen), p, ranks, limits, settings)
+    return Enrichment(chosen, total / len(chosen), expected / len(chosen), p, ranks, limits, settings=settings)

@@ -187,7 +187,6 @@ class HeadAttribution(Measured):
     the `PatchScores.effect` of these edits ("gate_ig" only); `exact` is that of the best heads, NaN for all others.
     """
 
-    problem_ids: tuple[str, ...]
     scores: np.ndarray
     masked: np.ndarray
     inserted: np.ndarray
@@ -255,8 +254,7 @@ class HeadAttribution(Measured):
         mean = float(self.by_group(self.inserted - self.masked).mean())
         first, heads = ", ".join(map(str, self.ranking()[:3])), count_of(self.scores[0].size, "head")
         does = f"{'raises' if mean > 0 else 'lowers'} the outcome by {abs(mean):.4f} {self.unit}"
-        over = f"mean over {count_of(len(self.problem_ids), 'problem')}"
-        return f"{self.settings.get('method')} ranks {first} first of {heads}; the insertion {does} ({over})."
+        return f"{self.settings.get('method')} ranks {first} first of {heads}; the insertion {does} (mean over {self.counted})."
 
     def details(self) -> list[str]:
         size, found = np.abs(self.inserted - self.masked).max(), []

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..core.arguments import Arguments, checked, count_of, one_of
+from ..core.arguments import Arguments, checked, one_of
 from ..core.heads import Head
 from ..metrics.attention import span_log_odds
 from ..models.arithmetic import masked_scores, with_extra, with_sinks
@@ -127,7 +127,6 @@ class DoseResponse(Measured):
     and "masked"; `base` `[problem]` is the outcome without any insertion.
     """
 
-    problem_ids: tuple[str, ...]
     doses: np.ndarray
     layer: int
     log_odds: dict[str, np.ndarray]
@@ -219,9 +218,7 @@ class DoseResponse(Measured):
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
         if not low * high > 0:
             said = f"No number of inserted tokens is shown to change {outcome}; the largest change is at {self.doses[most]}"
-        over = (
-            f"mean, its interval for all {len(self.doses)} doses at once, {count_of(len(self.problem_ids), 'problem')}"
-        )
+        over = f"mean, its interval for all {len(self.doses)} doses at once, {self.counted}"
         grows = f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} in log N"
         amount = f"{moved:+#.3g} {self.unit}{limits_of(low, high, '+#.3g')} ({over})"
         return f"{said}: {amount}; attention to the span grows with slope {grows}."

@@ -185,7 +185,6 @@ class Parts(Measured):
     """What results have in common that take a total effect apart into heads, edges or sites (`per_cell` `[problem, *cells]`).
     What is claimed of a cell is that most problems show it (`whole` has the rules). Means describe."""
 
-    problem_ids: tuple[str, ...]
     values: np.ndarray
     total: np.ndarray
     unit: str

@@ -122,10 +122,7 @@ def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: in
 
 def gate_row(heads: Iterable[Head], info: ModelInfo, *, closed: bool = True) -> torch.Tensor:
     """Make gates `[layer, head]`: these heads closed and all others open, or (`closed=False`) these open and others closed."""
-    gates = torch.full((info.n_layers, info.n_heads), float(closed), dtype=torch.float32)
-    for head in heads:
-        gates[head.layer, head.head] = 1 - float(closed)
-    return gates
+    return torch.from_numpy(info.mask_of(heads) != closed).float()
 
 
 def gated_outcomes(
@@ -177,7 +174,6 @@ class JointKnockout(Measured):
     Heads that were not `chosen_elsewhere` have no `p`: the choice alone makes them beat random ones.
     """
 
-    problem_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     effect: np.ndarray
     singles: np.ndarray
@@ -227,8 +223,7 @@ class JointKnockout(Measured):
         made = median_interval(self._turned(self.effect), confidence=self.confidence)
         does = "raises" if np.median(self.by_group(self.effect)) < 0 else "lowers"  # a knockout takes its effect away
         size = f"{float(made.estimate):#.3g} {self.unit}{limits_of(made.low, made.high, '#.3g')}"
-        over = f"median over {count_of(len(self.problem_ids), 'problem')}"
-        return f"Knocking out {listed(self.heads)}{together} {does} {outcome} by {size} ({over})."
+        return f"Knocking out {listed(self.heads)}{together} {does} {outcome} by {size} (median over {self.counted})."
 
     def in_short(self) -> list[str]:
         """Return a sentence on what several heads undo together, beside random sets; none of one head or without such sets."""
@@ -328,7 +323,6 @@ class ReadEffects(Parts):
     half of what the knockout removes, in most problems. Unless the heads were `chosen_elsewhere` p is NaN.
     """
 
-    problem_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     values: np.ndarray
     total: np.ndarray
@@ -421,8 +415,9 @@ class ReadEffects(Parts):
             s = self.settings
             return f"{self.whole.headline(s.get('insertion'), s.get('outcome'), self.unit)}, so no read is judged."
         told = listed(f"{head} {self._amount(at, 0)}" for at, head in enumerate(self.heads))
-        n = count_of(len(self.problem_ids), "problem")
-        return f"Without attention to the span, this share of the effect disappears (median over {n}): {told}."
+        return (
+            f"Without attention to the span, this share of the effect disappears (median over {self.counted}): {told}."
+        )
 
     def details(self) -> list[str]:
         if not self.established:

@@ -34,7 +34,7 @@ PER_UNIT = 8
 class Measured(Result):
     """What results of problems have in common; up to differences of `resolution` the model resolves nothing."""
 
-    settings: Settings = field(default_factory=dict, kw_only=True)
+    problem_ids: tuple[str, ...]
     seed: int = field(default=0, kw_only=True)
     confidence: float = field(default=CONFIDENCE, kw_only=True)
     resolution: float = field(default=0.0, kw_only=True)
@@ -149,7 +149,7 @@ def prepare(
                 "tokenizer: leave it out, or use outcome='answer_logprob'"
             )
     read.check(bare)
-    answered = fit_pairs(read.asked(pair, model.info) for pair in bare)
+    answered = tuple(read.asked(pair, model.info) for pair in bare)
     return Prepared(model, read, bare, answered, units_of(answered, read))
 
 

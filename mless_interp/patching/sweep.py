@@ -339,7 +339,6 @@ class PatchScores(Parts):
     `noise` `[problem, layer]`: how far the outcome of a row was off that went on from that layer unedited (None: not measured).
     """
 
-    problem_ids: tuple[str, ...]
     patched: np.ndarray
     receiving: np.ndarray
     donor: np.ndarray

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count, checked, count_of
+from ..core.arguments import Arguments, check_count, checked
 from ..models.base import Model
 from ..models.info import Inputs
 from ..models.sites import attention_sites
@@ -116,7 +116,6 @@ class Transplant(Measured):
     """Outcomes of each problem's run with its own and other problems' spans, `values` `[problem, answer, span]`: place 0 of
     both is the problem itself, place k its k-th partner (`partners[problem]`, ids)."""
 
-    problem_ids: tuple[str, ...]
     partners: tuple[tuple[str, ...], ...]
     values: np.ndarray
     unit: str
@@ -165,7 +164,7 @@ class Transplant(Measured):
             against = ", but the other way round" if sure and row["median"] < 0 else ""
             unsure = "" if sure else "not established, "
             told.append(f"{words}{against} ({unsure}median {row['median']:+.4f} {self.unit}{limits})")
-        return f"{'; '.join(told)}; {count_of(len(self.problem_ids), 'problem')}."
+        return f"{'; '.join(told)}; {self.counted}."
 
     def details(self) -> list[str]:
         n = self.settings.get("n_prompts", 1)

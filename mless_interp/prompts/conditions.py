@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.arguments import cells_of
+
 if TYPE_CHECKING:  # torch takes seconds, and help texts need the tables alone
     from torch import Tensor
 
@@ -83,16 +85,12 @@ def span_from_span(prompt: Prompt) -> Hidden:
     return Hidden(span, span)
 
 
-def _rows(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
-
-
 HIDES = {"masked": span_from_others, "blind": question_from_span, "apart": span_from_span}
 TWINS = {"gap": "masked", "masked": "gap"}
 CONDITIONS = {
     name: Condition(name, f"C{number}", prompt, positions, title, says, HIDES.get(name), TWINS.get(name))
     for number, (name, prompt, positions, title, says) in enumerate(
-        _rows("""
+        cells_of("""
 base| base| base| without insertion| the prompt without insertion
 inserted| inserted| inserted| with insertion| the prompt with the insertion
 gap| base| inserted| without, positions as with it| without the insertion, but with the question's position ids as with it
@@ -111,7 +109,7 @@ class Contrast:
     """Two conditions: `clean` without the insertion's influence, `corrupted` with it. `says` what differs.
 
     `changes_from`: the first row that can differ is the first one after the span ("after"), the span's own ("span"), or the
-    first one whose token differs, or the span's ("tokens"). `cuts`: what a head that is knocked out can no longer do, in words
+    first one whose token differs, or the span's ("tokens"). `cuts`: what knocking a head out does to its attention, in words
     ("" where the contrast is none of what may be seen).
     """
 
@@ -169,13 +167,13 @@ class Contrast:
 
 
 CUTS = {
-    "content": "see the span from the rows after it",
-    "computed": "see the question from the span's rows",
-    "inside": "see the span from its own rows",
+    "content": "attention to the span masked, renormalised",
+    "computed": "the span's attention to the question masked, renormalised",
+    "inside": "the span's attention to itself masked, renormalised",
 }
 CONTRASTS = {
     name: Contrast(name, clean, corrupted, changes_from, says, CUTS.get(name, ""))
-    for name, clean, corrupted, changes_from, says in _rows("""
+    for name, clean, corrupted, changes_from, says in cells_of("""
 content  | masked | inserted | after  | the span can be read; positions and length are the same
 shift    | base   | gap      | after  | the question is N positions later; nothing is inserted
 total    | base   | inserted | after  | both: the span can be read, and the question is N positions later

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, checked, one_of
+from ..core.arguments import Arguments, checked, n_alike, one_of
 from ..models.base import Model
 from ..models.info import Inputs, ModelInfo
 from ..runtime.checkpoint import key_of, plain
@@ -83,7 +83,7 @@ class PromptPair:
         if not self.boundary_merge and (rest != base or not rest):
             raise ValueError(
                 f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt, in tokens and "
-                f"segments; they first differ at clean position {_n_equal(rest, base)}. Insert token ids with `Insertion`"
+                f"segments; they first differ at clean position {n_alike(rest, base)}. Insert token ids with `Insertion`"
             )
 
     @property
@@ -112,8 +112,8 @@ class PromptPair:
         if not self.boundary_merge:
             return tuple(at for at, segment in enumerate(self.inserted.segments) if segment != "inserted")
         (start, stop), base, ids = self.span, self.base.ids, self.inserted.ids
-        before = _n_equal(base, ids[:start])
-        after = _n_equal(base[before:][::-1], ids[stop:][::-1])
+        before = n_alike(base, ids[:start])
+        after = n_alike(base[before:][::-1], ids[stop:][::-1])
         return (*range(before), *[-1] * (len(base) - before - after), *range(len(ids) - after, len(ids)))
 
     @property
@@ -466,8 +466,3 @@ def _as_text(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, templ
     if not filler:
         raise ValueError('template="paper" strips the inserted text and nothing is left; use template="raw"')
     return in_one_piece(tokenizer, problem, template, filler)
-
-
-def _n_equal(first: Sequence[object], second: Sequence[object]) -> int:
-    both = enumerate(zip(first, second, strict=False))
-    return next((at for at, (x, y) in both if x != y), min(len(first), len(second)))

@@ -7,6 +7,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
+from ..core.arguments import n_alike
+
 CLASSES = ("digit", "operator", "conjunction", "other")
 OPERATOR_COMMANDS = frozenset(
     """
@@ -80,10 +82,7 @@ def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple
     for at in range(len(ids)):
         before = list(ids[max(0, at - _CONTEXT) : at])
         shown, known = decode([*before, ids[at]]), decode(before) if before else ""
-        same = 0
-        while same < min(len(shown), len(known)) and shown[same] == known[same]:
-            same += 1
-        texts.append(shown[same:])
+        texts.append(shown[n_alike(shown, known) :])
     return tuple(texts)
 
 

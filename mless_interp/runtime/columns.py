@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from ..core.arguments import cells_of
 from .text_safety import WIDTH, one_line, visible
 
 _FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")
@@ -53,8 +54,7 @@ ENDS = {
 
 def columns_of(text: str) -> tuple[Column, ...]:
     """Return columns of a result, a line each: `name | heading | role | note`."""
-    parts = ([part.strip() for part in line.split("|")] for line in text.splitlines() if line.strip())
-    return tuple(Column(name, heading, note, role) for name, heading, role, note in parts)
+    return tuple(Column(name, heading, note, role) for name, heading, role, note in cells_of(text))
 
 
 COMMON = columns_of("""

@@ -9,7 +9,6 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from types import MappingProxyType
 from typing import Any, ClassVar, SupportsFloat
 
 import numpy as np
@@ -74,24 +73,15 @@ class Quantity:
     level: float = 0.05
 
 
-@dataclass(frozen=True, eq=False)
-class Grouped:
-    """What all results share: `groups`, one name per problem of `problem_ids`; () where every problem is its own."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """A frozen outcome of an analysis. Subclasses are dataclasses; all data frames that their methods give are `Table`s.
+
+    `groups`: one name per problem of `problem_ids`; () where every problem is its own. `settings`: what it was made with.
+    """
 
     groups: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
-
-    @property
-    def n_groups(self) -> int:
-        """Problems, variants of one another counted once."""
-        return len(set(self.groups)) or len(self.problem_ids)  # type: ignore[attr-defined]
-
-    def by_group(self, values: np.ndarray) -> np.ndarray:
-        """Return values `[problem, ...]` as those of groups, `[group, ...]`: what intervals and tests are made of."""
-        return by_group(values, self.groups)
-
-
-class Result(Grouped):
-    """A frozen outcome of an analysis. Subclasses are dataclasses; all data frames that their methods give are `Table`s."""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict, kw_only=True)
 
     signed: ClassVar[bool] = False
     """Whether 0 is the middle of its pictures' colours."""
@@ -106,8 +96,6 @@ class Result(Grouped):
     axes: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Fields and the axes of their arrays, `("effect", "problem head")`: of every array where a field holds several. An axis is
     as long as the field of its plural, if there is one (`heads`, `problem_ids`)."""
-    settings: Mapping[str, object] = MappingProxyType({})
-    """What it was made with."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -115,6 +103,20 @@ class Result(Grouped):
         for name, member in list(vars(cls).items()):
             if inspect.isfunction(member) and member.__annotations__.get("return") is pd.DataFrame:
                 setattr(cls, name, _as_table(member))
+
+    @property
+    def n_groups(self) -> int:
+        """Problems, variants of one another counted once."""
+        return len(set(self.groups)) or len(self.problem_ids)  # type: ignore[attr-defined]
+
+    @property
+    def counted(self) -> str:
+        """How many problems there are, in words."""
+        return count_of(len(self.problem_ids), "problem")  # type: ignore[attr-defined]
+
+    def by_group(self, values: np.ndarray) -> np.ndarray:
+        """Return values `[problem, ...]` as those of groups, `[group, ...]`: what intervals and tests are made of."""
+        return by_group(values, self.groups)
 
     @classmethod
     def declared(cls) -> Mapping[str, Column]:

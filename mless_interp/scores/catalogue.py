@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..core.arguments import nearest
+from ..core.arguments import cells_of, nearest
 from ..metrics import attention, outputs, received, recovery
 from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column
@@ -289,8 +289,7 @@ _KINDS: dict[Kind, Formulas] = {"row": ROWS, "profile": PROFILES, "paired": PAIR
 
 def _declared() -> dict[str, Metric]:
     found = {}
-    for line in WORDS.strip().splitlines():
-        name, unit, flags, meaning = (cell.strip() for cell in line.split("|"))
+    for name, unit, flags, meaning in cells_of(WORDS):
         ((kind, formula),) = ((kind, named[name]) for kind, named in _KINDS.items() if name in named)
         needs = tuple(need for need in get_args(Need) if need in flags.split())
         options = {option: option in flags for option in ("signed", "censored", "one_block")}

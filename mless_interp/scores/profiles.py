@@ -1,7 +1,7 @@
 """The attention that every token receives, head by head, and that the segments of a prompt give each other."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -115,7 +115,6 @@ class AttentionProfile(results.Result):
     spans: tuple[tuple[int, int], ...]
     base_texts: tuple[tuple[str, ...], ...]
     inserted_texts: tuple[tuple[str, ...], ...]
-    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
 
@@ -253,7 +252,7 @@ class AttentionProfile(results.Result):
         what = "An inserted token" if of == "inserted" else "A token of the question"
         return (
             f"{what} receives {level:.2f} times uniform attention ({count_of(len(self.heads), 'head')}, condition {last}, mean "
-            f"over {count_of(len(self.problem_ids), 'problem')})."
+            f"over {self.counted})."
         )
 
     def details(self) -> list[str]:
@@ -261,7 +260,7 @@ class AttentionProfile(results.Result):
         lengths = [len(texts) for texts in self.inserted_texts]
         return [
             f"Attention received per token: {count_of(len(self.heads), 'head')} of {s.get('model')}, "
-            f"{count_of(len(self.problem_ids), 'problem')} of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, "
+            f"{self.counted} of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, "
             f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         ]
 
@@ -348,7 +347,6 @@ class SegmentAttention(results.Result):
     heads: tuple[Head, ...]
     segments: tuple[str, ...]
     values: dict[str, np.ndarray]
-    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
 
     columns = columns_of("""
@@ -392,7 +390,7 @@ class SegmentAttention(results.Result):
         return pd.concat(parts, ignore_index=True)
 
     def headline(self) -> str:
-        table, n = self.over_heads().set_index("reads"), count_of(len(self.problem_ids), "problem")
+        table, n = self.over_heads().set_index("reads"), self.counted
         if "question" not in table:
             return f"No prompt of {n} has a question to attend from."
         shares = table.loc["question"].dropna().sort_values(ascending=False, kind="stable")
@@ -402,8 +400,7 @@ class SegmentAttention(results.Result):
     def details(self) -> list[str]:
         return [
             f"Attention between {count_of(len(self.segments), 'segment')} in {count_of(len(self.heads), 'head')} on "
-            f"{count_of(len(self.problem_ids), 'problem')}, "
-            f"{self.settings.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}."
+            f"{self.counted}, {self.settings.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}."
         ]
 
     def printed(self) -> pd.DataFrame:

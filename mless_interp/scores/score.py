@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -60,7 +60,6 @@ class HeadScores(results.Result):
     heads: tuple[Head, ...]
     values: results.Found
     null: results.Found
-    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
     twins: tuple["HeadScores", ...] = ()
@@ -149,7 +148,7 @@ class HeadScores(results.Result):
         return table[["label", "layer", "head", *names]]
 
     def headline(self) -> str:
-        table, n = self.table(), count_of(len(self.problem_ids), "problem")
+        table, n = self.table(), self.counted
         known = [metric for metric in self.metrics if metric in table and table[metric].notna().any()]
         if not known:
             return f"Nothing is defined of the span of {self.settings.get('insertion')}."
@@ -179,7 +178,7 @@ class HeadScores(results.Result):
         found += [f"Undefined (NaN): {counted}."] if counted else []
         return [
             f"{count_of(len(self.values), 'attention metric')} of {count_of(len(self.heads), 'head')} on "
-            f"{count_of(len(self.problem_ids), 'problem')}, {s.get('insertion', 'no insertion')}, "
+            f"{self.counted}, {s.get('insertion', 'no insertion')}, "
             f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}.",
             *found,
         ]

@@ -117,10 +117,10 @@ class Block:
         return Block(self.pattern[:, at], self.visible[:, at], self.positions[at], self.first + a, self.n_extra, scores)
 
 
-def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row and one past the last row of each block."""
+def row_ranges(n_tokens: int, n_heads: int, first: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the first row and one past the last row of each block, from the row `first` on."""
     rows = max(1, BLOCK_ELEMENTS // (n_heads * n_tokens))
-    return ((start, min(start + rows, n_tokens)) for start in range(0, n_tokens, rows))
+    return ((start, min(start + rows, n_tokens)) for start in range(first, n_tokens, rows))
 
 
 def pattern_blocks(
@@ -139,10 +139,11 @@ def pattern_blocks(
         yield Block(rows, seen, positions, a, n_extra, given)
 
 
-def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Iterator[Block]:
-    """Yield the same blocks from rotated queries `[1, token, head, d]` and keys `[1, token, kv_head, d]`; never half."""
+def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule, first: int = 0) -> Iterator[Block]:
+    """Yield the same blocks from rotated queries `[1, token, head, d]` and keys `[1, token, kv_head, d]`, never half, from the
+    row `first` on."""
     q, k = map(widened, (q, k))
-    for a, b in row_ranges(q.shape[1], q.shape[2]):
+    for a, b in row_ranges(q.shape[1], q.shape[2], first):
         scores = with_sinks(masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule), rule.column)
         seen, positions = with_extra(visible[:, a:b, :b], rule, value=True), torch.arange(a, b, device=q.device)
         yield Block(softmax(scores)[0], seen, positions, a, rule.n_extra, scores[0])

@@ -11,13 +11,14 @@ from conftest import needs_hooked_transformer
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
 import mless_interp as mi
-from mless_interp.mechanism import decompose, decompose_attention
+from mless_interp.mechanism import decompose_attention
 from mless_interp.metrics.attention import retained_mass, span_mass_null
 from mless_interp.models.base import Model
 from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.sites import site
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair
+from mless_interp.scores import streaming
 
 ACROSS = pytest.mark.parametrize(
     ("backend", "attention", "tolerance", "architecture", "held_positions"),
@@ -149,7 +150,7 @@ def test_a_control_of_the_same_tokens_does_not_differ_and_draws_are_averaged(tin
 def test_rows_may_be_read_in_blocks(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, pairs = tiny
     whole = decompose_attention(model, pairs[:1], progress=False)
-    monkeypatch.setattr(decompose, "BLOCK_ELEMENTS", 3 * model.info.n_heads * len(pairs[0].inserted))
+    monkeypatch.setattr(streaming, "BLOCK_ELEMENTS", 3 * model.info.n_heads * len(pairs[0].inserted))
     parts = decompose_attention(model, pairs[:1], progress=False)
     for metric, found in whole.values.items():
         for contrast, values in found.items():
