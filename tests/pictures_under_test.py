@@ -101,6 +101,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "bars_of_models, many": lambda: views.bars_of_models(MANY, "printed"),
     "forest, a column": lambda: views.forest(small.patched(12), value="median", top=4),
     "forest, named": lambda: views.forest(small.located(), top=1),
+    "forest, heads against the effect": lambda: views.forest(small.OTHERS["LocatedHeads, two against"]()),
     "forest, chosen heads": lambda: views.forest(small.located(), heads=["L1H0", "L0H0"]),
     "summary_plot": lambda: views.summary_plot(small.answered(n=20).compare_all(), top=2),
     "read_effects, no effect": lambda: views.read_effects(small.read_apart(n=3)),

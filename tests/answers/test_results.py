@@ -107,16 +107,18 @@ def test_where_all_are_right_the_interval_is_wilsons_and_the_level_is_that_of_th
 
 
 def test_what_does_not_change_has_an_exact_bound_and_one_problem_no_limits() -> None:
-    same = results(np.ones((40, 2, 4)), ("a", "b")).compare("a", "b")
-    bound = 1 - 0.025 ** (1 / 40)
-    assert (float(same.difference.low), float(same.difference.high)) == pytest.approx((-bound, bound))
-    assert same.p == 1
+    for n in (2, 40):
+        same, bound = results(np.ones((n, 2, 4)), ("a", "b")).compare("a", "b"), 1 - 0.025 ** (1 / n)
+        assert (float(same.difference.low), float(same.difference.high)) == pytest.approx((-bound, bound))
+        assert same.p == 1
     for n in (0, 1):
         right = np.full((1, 2, 2), np.nan)
         right[:n] = [[0, 1], [1, 1]]
         alone = results(right, ("a", "b")).compare("a", "b")
         assert (alone.n, alone.n_left_out, len(alone.gained)) == (n, 1 - n, n) and np.isnan(float(alone.difference.low))
-        assert float(alone.difference.estimate) == 0.5 if n else np.isnan([alone.p, alone.accuracy_first]).all()
+        (again,) = results(right, ("a", "b")).compare_all().comparisons
+        unknown = [alone.p, alone.accuracy_first, again.p_corrected]
+        assert float(alone.difference.estimate) == 0.5 if n else np.isnan(unknown).all()
 
 
 # ------------------------------------------------------------------------------------------------------------- compare

@@ -94,14 +94,7 @@ def test_latent_attention_with_experts_is_counted_as_published(without_weights: 
     assert read == pytest.approx(61 * 2 * 128 * (192 + 128) * 1000) and plain.info.n_cached == 512 + 64
 
 
-GB = {
-    "sweep": 1.04471,
-    "locate": 1.04471,
-    "profiles": 0.80988,
-    "mechanism": 0.808711,
-    "accuracy": 0.82221,
-    "circuit": 1.04471,
-}
+GB = dict(zip(planned.COSTS, (1.04471, 1.04471, 0.80988, 0.808711, 0.82221, 1.04471), strict=True))
 SECONDS = dict(zip(planned.COSTS, (7.6066e-4, 2.9291e-3, 7.5733e-5, 4.1653e-4, 4.448e-4, 4.5261e-3), strict=True))
 
 
@@ -115,11 +108,10 @@ def test_what_is_counted_for_a_gpu_elsewhere_is_what_it_was(what: str, without_w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", planned.COSTS)
+@pytest.mark.parametrize("what", [*planned.COSTS, "counting"])
 def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
-    plan = mi.plan_run(
-        "demo", problems(6), FILLER, what=what, device="cpu", n_fresh=4 * (what in ("locate", "circuit"))
-    )
+    fresh, some = 4 * (what in ("locate", "circuit")), problems(24 if what == "counting" else 6)
+    plan = mi.plan_run("demo", some, FILLER, what=what, device="cpu", n_fresh=fresh)
     if what == "locate":
         swept, controls = list(plan.parts.values())[1:]
         assert controls == pytest.approx(2 * swept), "4 problems are tested, 2 name heads"
@@ -143,13 +135,6 @@ def test_a_study_takes_what_its_insertions_take(without_weights: Path) -> None:
     assert list(once.parts.values())[1] == pytest.approx(effects * (1 + 3) / (1 + 2 * 3))
     assert plan.peak == max(located.peak, answered.peak) and plan.tokens == located.tokens
     assert "study 'Slashes' of 5 problems (2 fresh)" in repr(plan) and ", 3 insertions" in repr(plan)
-
-
-@pytest.mark.slow
-def test_a_study_is_timed_where_the_weights_are() -> None:
-    study = mi.read_study("counting").with_changes(limit=4, answers=2)
-    plan = mi.plan_run("demo", problems(4), what=study, device="cpu")
-    assert plan.timed and all(spent > 0 for spent in plan.parts.values()) and len(plan.parts) == 3
 
 
 def test_seconds_add_up_over_problems_and_halve_on_a_gpu_of_twice_the_speed() -> None:
@@ -206,23 +191,17 @@ def test_the_command_prints_what_loading_takes() -> None:
     assert done.output.splitlines()[-1] == "Load with: --backend=bridge --dtype=bfloat16 --attention=eager"
 
 
-def test_fresh_problems_are_planned_as_the_analysis_takes_them() -> None:
+def test_fresh_problems_and_studies_are_planned_as_the_analysis_takes_them() -> None:
     told = {
         "circuit": "circuit of 67 problems (64 fresh) of",
         "locate --confirm 5": "locate of 8 problems (5 fresh) of",
     }
-    for given, words in (
-        told
-        | {
-            "sweep --confirm 5": "--confirm goes with locate and circuit, not with sweep",
-            "counting": "study 'Counting' of 24 problems of",
-            "counting --unit a": "the study's file says it: leave out --unit",
-            "countin": "did you mean counting?",
-        }
-    ).items():
-        assert (
-            words in CliRunner().invoke(app, f"plan demo {given} --limit 3 --memory 80GB --tflops 100".split()).output
-        )
+    told |= {"sweep --confirm 5": "--confirm goes with locate and circuit, not with sweep"}
+    told |= {"counting": "study 'Counting' of 24 problems of", "countin": "did you mean counting?"}
+    told |= {"counting --unit a": "the study's file says it: leave out --unit"}
+    for given, words in told.items():
+        done = CliRunner().invoke(app, f"plan demo {given} --limit 3 --memory 80GB --tflops 100".split())
+        assert words in done.output
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pictures_under_test import KEPT, PAGES, PICTURES, drawn
 from PIL import Image
-from small_results import OTHERS, activations, answered, checked, patched, placed, read_apart
+from small_results import activations, answered, checked, patched, placed, read_apart
 
 import mless_interp as mi
 from mless_interp.runtime.columns import TextTable
@@ -40,14 +40,6 @@ def test_what_is_asked_for_in_vain_is_named() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             draw()
-
-
-def test_a_head_against_the_effect_is_drawn_with_these_words() -> None:
-    axes = mi.views.forest(OTHERS["LocatedHeads, two against"]()).figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()][:2] == [
-        "L0H1\nreader against the effect",
-        "L1H0\nmediator against the effect",
-    ]
 
 
 def test_drawing_touches_nothing_global(tmp_path: Any) -> None:
