@@ -114,7 +114,7 @@ def plan(options: Planning) -> None:
         questions = replace(options, limit=wanted + fresh).questions()
         how |= options.chosen("what", "template", "outcome") | {"insertion": options.filler(), "n_fresh": fresh}
     else:
-        options.only_defaults("insertion unit place outcome template", "the study's file says it")
+        options.only_defaults("insertion unit place outcome template seed", "the study's file says it")
         from .study_runner import read_study
 
         study = read_study(options.what).with_changes(**options.chosen("problems", "limit", "confirm", "n_tokens"))

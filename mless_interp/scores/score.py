@@ -233,16 +233,17 @@ class HeadScores(results.Result):
 
     def _sink_words(self) -> str:
         """Tell to how many heads the span is a sink in most problems, and to which most often."""
-        counts, n = self.sinks()
+        every = [each.sinks() for each in (self, *self.twins)]
+        counts, n = every[0]
         if not n.any():
             return "Is the span an attention sink? Undefined for every head."
         most = int(np.where(n > 0, counts / np.maximum(n, 1), -1.0).argmax())
         limits = wilson(int(counts[most]), int(n[most]), confidence=self.confidence)
         interval = f"{100 * float(limits.low):.0f}, {100 * float(limits.high):.0f}"
-        twins = [int((2 * sunk > known).sum()) for sunk, known in (twin.sinks() for twin in self.twins)]
+        own, *twins = (int((2 * sunk > known).sum()) for sunk, known in every)
         untrained = f" In untrained twins: to {' and '.join(map(str, twins))}." if twins else ""
         return (
-            f"Is the span an attention sink? In most problems to {int((2 * counts > n).sum())} of "
+            f"Is the span an attention sink? In most problems to {own} of "
             f"{count_of(len(counts), 'head')}; most often to {self.heads[most]}, in {counts[most]} of "
             f"{count_of(n[most], 'problem')} ({100 * counts[most] / n[most]:.0f} % [{interval}]).{untrained}"
         )
