@@ -1,4 +1,4 @@
-"""The commands of `mless-interp`, one in each file: its options, what is computed, how the kept results are shown.
+"""The commands of `mless-interp`, an analysis in each file: its options, what is computed, how the kept results are shown.
 
 `compute` gives results, `present` makes files and a page of what was kept of them and nothing else, so that a finished (or
 half finished) folder can be shown again without model. Each is found under its name when it is first asked for.

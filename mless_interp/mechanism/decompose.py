@@ -238,7 +238,7 @@ def _controls(
 
 
 def _matched_run(contrast: Contrast) -> str:
-    """Name the run without the span at the corrupted one's positions; between it and a clean run elsewhere lies the shift."""
+    """Name the run that lambda and Sigma are held against; between it and a clean run at other positions lies the shift."""
     return contrast.clean if contrast.same_positions else CONTRASTS["content"].clean
 
 

@@ -1,4 +1,4 @@
-"""The seam: `Model.run` and `Model.replay`, and nothing else, know which library runs the model."""
+"""The seam: analyses reach a model by `Model.run` and `Model.replay` alone, whichever library runs it."""
 
 import copy
 import hashlib

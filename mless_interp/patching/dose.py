@@ -163,7 +163,9 @@ class DoseResponse(Measured):
     def effects(self, contrast: str = "total", *, together: bool = False) -> Interval:
         """Return the median effect (corrupted - clean) of each dose on the outcome, `[dose]`; `together`: with intervals that
         hold for all doses at once (Bonferroni)."""
-        found = one_of(contrast, CONTRASTS, "contrast")
+        ran = {"base", *self.outcomes, *(CONDITIONS[name].twin for name in self.outcomes)}
+        known = {name: each for name, each in CONTRASTS.items() if {each.clean, each.corrupted} <= ran}
+        found = one_of(contrast, known, "contrast of these runs")
         confidence = 1 - (1 - self.confidence) / len(self.doses) if together else self.confidence
         values = self._outcome(found.corrupted) - self._outcome(found.clean)
         return median_interval(self.by_group(values), confidence=confidence)
