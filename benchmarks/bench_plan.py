@@ -33,6 +33,8 @@ QWEN: dict[str, Any] = {
     "vocab_size": 151_936,
     "tie_word_embeddings": True,
 }
+OF_ALL = ("4 exact sweeps", "effects", "answers")
+"""Parts of a plan that are done although no head is named."""
 UNITS = (" /", "/", " .", ".", " a", "a")
 HOW: dict[str, Any] = {"backend": "nnsight", "dtype": "float32", "device": "cpu"}
 
@@ -167,7 +169,9 @@ def main() -> None:
                 found = done[alike]
                 plan = in_a_process("planned", model, what, n, cpu_time=options.cpu_time)
                 counts = found["named"] or what not in ("locate", "circuit", "paper")
-                parts = [spent for label, spent in list(plan["parts"].items())[1:] if counts or "controls" not in label]
+                parts = [
+                    spent for label, spent in list(plan["parts"].items())[1:] if counts or label.startswith(OF_ALL)
+                ]
                 spent, heads = sum(parts), f", {found['named']} named" if what in ("locate", "circuit", "paper") else ""
                 print(
                     f"| {Path(name).name} | {what}{heads} | {n} | {spent:.3g} | {found['seconds']:.3g} "

@@ -90,6 +90,9 @@ class Planning(line.Inserting):
     )
     limit: int | None = line.option(None, "Number of problems. [default: the analysis' own]", min=1)  # type: ignore[assignment]
     confirm: int | None = line.option(None, "locate, circuit: fresh problems. [default: the analysis' own]", min=0)
+    answers: int | None = line.option(None, "A study: problems to answer; 0: none. [default: the file's]", min=0)
+    template: str | None = line.option(None, "How prompts are made. [default: raw, or the study's]", of="templates")  # type: ignore[assignment]
+    seed: int | None = line.option(None, "Of insertions that are drawn. [default: 0, or the study's]", min=0)  # type: ignore[assignment]
     outcome: str = "answer_logprob"
     backend: str | None = line.option(None, "[default: what suits the size]", of="backends")  # type: ignore[assignment]
     dtype: line.Dtype | None = line.option(None, "[default: float32 if it fits]")  # type: ignore[assignment]
@@ -109,15 +112,21 @@ def plan(options: Planning) -> None:
     if options.what in PLANNED:
         wanted = options.limit or line.LIMITS.get(options.what, line.Asking.limit)
         fresh = N_CONFIRM * (options.what == "circuit") if options.confirm is None else options.confirm
+        if options.answers is not None:
+            raise ValueError(f"--answers goes with a study, not with {options.what}")
         if fresh and options.what not in ("locate", "circuit"):
             raise ValueError(f"--confirm goes with locate and circuit, not with {options.what}")
         questions = replace(options, limit=wanted + fresh).questions()
-        how |= options.chosen("what", "template", "outcome") | {"insertion": options.filler(), "n_fresh": fresh}
+        insertion = options.filler(seed=options.seed or 0)
+        how |= options.chosen("what", "outcome") | {"insertion": insertion, "n_fresh": fresh}
+        how["template"] = options.template or "raw"
     else:
-        options.only_defaults("insertion unit place outcome template seed", "the study's file says it")
+        options.only_defaults("insertion unit place outcome max_new_tokens", "the study's file says it")
         from .study_runner import read_study
 
-        study = read_study(options.what).with_changes(**options.chosen("problems", "limit", "confirm", "n_tokens"))
+        changes = options.chosen(*"problems limit confirm n_tokens template answers".split())
+        seeds = None if options.seed is None else (options.seed,)
+        study = read_study(options.what).with_changes(**changes, seeds=seeds)
         questions = line.problems_of(options.model, study.problems, limit=study.n_read)
         how["what"] = study
     from accelerate.utils import convert_file_size_to_int

@@ -148,14 +148,21 @@ def plan_run(
     problems : with the `insertion` and the `template`, or pairs that are made already.
     what : "sweep" (one exact sweep of all heads), "locate" (exact sweeps and controls), "profiles", "mechanism", "accuracy"
         (without insertion and with it, answers of up to `max_new_tokens`, default as long as the longest solution),
-        "circuit", or a study as `read_study` takes it, whose own insertions, template and outcome are planned.
+        "circuit"; or a study, by its name, its .toml file or as `read_study` gives it: all else is as it says.
     n_fresh : how many of the problems, of "locate" or "circuit", test what the others name.
     backend, dtype, device, attention : as `load_model` takes them; None: chosen here.
     memory, tflops : bytes, and 10^12 operations a second, of a GPU that is not here; both together.
     """
-    if not isinstance(what, Study) and not Path(what).is_file():
-        one_of(str(what), (*COSTS, *INCLUDED), "analysis or study")
-    study = None if what in COSTS else read_study(what)
+    study = None
+    if isinstance(what, Study) or what not in COSTS:
+        if not isinstance(what, Study) and not Path(what).is_file():
+            one_of(str(what), (*COSTS, *INCLUDED), "analysis or study")
+        study = read_study(what)
+        if insertion or n_fresh or max_new_tokens or (template, outcome) != ("raw", "answer_logprob"):
+            raise ValueError(
+                "a study says its insertions, template, outcome, n_fresh and max_new_tokens: leave them out"
+            )
+        template, outcome, n_fresh, max_new_tokens = study.template, study.outcome, study.confirm, study.max_new_tokens
     asked = {"backend": (backend, BACKENDS), "dtype": (dtype, DTYPES), "attention": (attention, get_args(Attention))}
     for label, (word, known) in asked.items():
         one_of(word or known[0], known, label)
@@ -165,12 +172,9 @@ def plan_run(
         )
     shape = Shape.of(name)
     given: tuple[Any, ...] = tuple(problems)
-    if study is None:
-        pairs = given if insertion is None else make_pairs(shape, given, insertion, template=template)
-    else:
-        outcome, template, n_fresh = study.outcome, study.template, study.confirm
-        study.check_enough(given)
-        of_each = pairs_of(study, shape, given).values()
+    pairs = given if insertion is None else make_pairs(shape, given, insertion, template=template)
+    if study is not None:
+        of_each = [fit_pairs(each) for each in pairs_of(study, shape, study.in_order(given)).values()]
         pairs = max(of_each, key=lambda pairs: sum(len(pair.inserted) for pair in pairs))  # stands for all insertions
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
     if not pairs or not all(isinstance(pair, PromptPair) for pair in pairs):
@@ -179,8 +183,7 @@ def plan_run(
         pairs = fit_pairs(pairs)
         read.check(tuple(pair.answered(read.appended) for pair in pairs))
     lengths = [len(pair.inserted) for pair in pairs]
-    new = max_new_tokens or (study and study.max_new_tokens)
-    new = new or max(len(pair.solution_ids) for pair in pairs) or MAX_NEW_TOKENS
+    new = max_new_tokens or max(len(pair.solution_ids) for pair in pairs) or MAX_NEW_TOKENS
     new = min(new, max(1, shape.info.context_length - max(lengths)))
     places = {f"cuda:{at}" if isinstance(at, int) else at: float(free) for at, free in get_max_memory().items()}
     if memory is not None:
@@ -198,18 +201,19 @@ def plan_run(
     if not 0 <= n_fresh < len(pairs):
         raise ValueError(f"n_fresh must leave problems that name heads: 0 to {len(pairs) - 1}, got {n_fresh}")
     work = _Work(shape, str(what), read, pairs, template, new, places, tflops, n_fresh, study)
-    works, of = [(1.0, work)], ""
+    works, of = [work], ""
     if study is not None:
-        n, of = len(of_each), f", {count_of(len(of_each), 'insertion')}"
-        works = [(n, replace(work, what="effects", pairs=pairs[: study.limit]))]
+        n, of = float(len(of_each)), f", {count_of(len(of_each), 'insertion')}"
+        works = [replace(work, what="effects", pairs=pairs[: study.limit], times=n)]
         if study.heads == "all":
-            works.append((n, replace(work, what="locate", pairs=pairs[: study.limit + study.confirm])))
+            works.append(replace(work, what="locate", pairs=pairs[: study.limit + study.confirm], times=n))
         if study.answers:
-            works.append(((n + 1) / N_TREATMENTS, replace(work, what="accuracy", pairs=pairs[: study.answers])))
+            answered: Arguments = {"pairs": pairs[: study.answers], "times": (n + 1) / N_TREATMENTS}
+            works.append(replace(work, what="accuracy", **answered))
     for one in [dtype] if dtype else ["bfloat16"] if shape.bits else ["float32", "bfloat16"]:
         chosen = {"backend": backend, "dtype": one, "device": device, "attention": attention}
         sizes = len(pairs), shape.n_parameters, (min(lengths), max(lengths))
-        kept = [each.memory(chosen) for _, each in works]
+        kept = [each.memory(chosen) for each in works]
         bytes_of = {part: max(each[part] for each in kept) for part in kept[0]}
         called = what if study is None else f"study {study.title!r}"
         plan = Plan(name, str(called), chosen, *sizes, {}, bytes_of, places[device], False, n_fresh)
@@ -222,15 +226,15 @@ def plan_run(
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
     else:
         parts = {"libraries and loading": IMPORTING + shape.weights(chosen["dtype"]) / LOADED_PER_SECOND}
-    for times, each in works:
+    for each in works:
         spent = each.timed(model) if timed else each.counted(chosen)
-        parts |= {f"{part}{of}": times * seconds for part, seconds in spent.items()}
+        parts |= {f"{part}{of}": each.times * seconds for part, seconds in spent.items()}
     return replace(plan, timed=timed, parts=parts)
 
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """The planned work on its prompts, and the bytes that are free in each of `places`."""
+    """The planned work on its prompts, how many `times` it is done, and the bytes that are free in each of `places`."""
 
     shape: "Shape"
     what: str
@@ -242,6 +246,7 @@ class _Work:
     tflops: float | int | None
     n_fresh: int
     study: Study | None
+    times: float = 1.0
 
     @property
     def batch(self) -> int:
@@ -264,7 +269,8 @@ class _Work:
             answered = tuple(pair.answered(self.outcome.appended) for pair in self.pairs)
             batch, changed, runs = max(map(len, units_of(answered, self.outcome))), length - longest.spans[0][1], 2
             read = len(self.outcome.reads(longest))
-            rows = min(-(-TOKENS_PER_PASS[place] // (changed * batch)), info.n_layers * (info.n_heads + 1))
+            most = 2 if self.what == "effects" else info.n_layers * (info.n_heads + 1)  # one head, and none
+            rows = min(-(-TOKENS_PER_PASS[place] // (changed * batch)), most)
         d_both = (info.d_key or info.d_head) + info.d_head
         cache = (runs * info.n_key_value_heads * d_both or info.n_cached) * length
         recorded = runs * changed * (info.d_model + info.n_heads * d_both)
@@ -336,7 +342,9 @@ class _Work:
     def counted(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Return the seconds of the operations, over a speed that is measured here or was given."""
         shape, info = self.shape, self.shape.info
-        of_study = 0 if self.study is None else 1 + OF_A_CONTRAST * len(self.study.contrasts)
+        of_study = bool(self.study and self.study.metrics) + OF_A_CONTRAST * len(
+            self.study.contrasts if self.study else ()
+        )
         n, (passes, sweeps) = 0.0, COSTS.get(self.what, (of_study, 0))
         for pair in self.pairs:
             answered = pair.answered(self.outcome.appended)
@@ -358,7 +366,7 @@ class _Work:
             return REACHED["here"] * 8.0 * rows * width * width / spent
 
         if self.what != "accuracy":
-            return {f"{self.what}, {n:.2g} operations": n / speed(512)}
+            return {f"{self.what}, {self.times * n:.2g} operations": n / speed(512)}
         prompts = N_TREATMENTS * sum(len(pair.inserted) for pair in self.pairs)
         new, length = N_TREATMENTS * len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
         reading = shape.operations(length, positions=prompts, read=0) / speed(512)

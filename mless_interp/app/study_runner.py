@@ -149,11 +149,15 @@ class Study:
             given["insertions"] = tuple(counted)
         return replace(self, **given)
 
-    def check_enough(self, problems: Sequence[Problem]) -> None:
-        """Raise `ValueError` where these are fewer problems than the study takes."""
-        if len(problems) < self.n_problems:
+    def in_order(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
+        """Return the problems that the study takes (no group is both measured and fresh), and behind them all others;
+        `ValueError` where they are too few."""
+        taken = whole_groups(problems, self.limit, self.n_problems - self.limit)[: self.n_problems]
+        if len(taken) < self.n_problems:
             asked = f"limit {self.limit}, confirm {self.confirm} and answers {self.answers}"
-            raise ValueError(f"{asked} need {self.n_problems} problems, there are {len(problems)}: ask for fewer")
+            raise ValueError(f"{asked} need {self.n_problems} problems, there are {len(taken)}: ask for fewer")
+        chosen = {each.id for each in taken}
+        return (*taken, *(each for each in problems if each.id not in chosen))
 
 
 def slug(name: str) -> str:
@@ -385,10 +389,8 @@ def run_study(
     """
     asked = read_study(study)
     every = tuple(problems_of(asked.model, asked.problems, limit=asked.n_read) if problems is None else problems)
-    given = whole_groups(every, asked.limit, asked.n_problems - asked.limit)[: asked.n_problems]
-    asked.check_enough(given)
-    chosen = {each.id for each in given}
-    every = (*given, *(each for each in every if each.id not in chosen))  # other questions are drawn from all of them
+    every = asked.in_order(every)  # other questions are drawn from all of them
+    given = every[: asked.n_problems]
     if model is None:
         model = load_model(asked.model, backend="bridge")
     pairs = pairs_of(asked, model, every)
