@@ -116,8 +116,7 @@ def test_what_does_not_change_has_an_exact_bound_and_one_problem_no_limits() -> 
         right[:n] = [[0, 1], [1, 1]]
         alone = results(right, ("a", "b")).compare("a", "b")
         assert (alone.n, alone.n_left_out, len(alone.gained)) == (n, 1 - n, n) and np.isnan(float(alone.difference.low))
-        (again,) = results(right, ("a", "b")).compare_all().comparisons
-        unknown = [alone.p, alone.accuracy_first, again.p_corrected]
+        unknown = [alone.p, alone.accuracy_first, results(right, ("a", "b")).compare_all().comparisons[0].p_corrected]
         assert float(alone.difference.estimate) == 0.5 if n else np.isnan(unknown).all()
 
 
