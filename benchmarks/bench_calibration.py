@@ -674,10 +674,10 @@ def rate_table(rates: Table, levels: Sequence[float], sizes: Sequence[int], firs
 
 def strength_picture(rates: Table, levels: Sequence[float], sizes: Sequence[int], path: Path) -> None:
     """Named at all, and named as a reader, against the strength."""
-    picture = mi.views.drawing.Picture(figsize=(10.5, 4), layout="constrained")
+    picture = mi.views.draw.Picture(figsize=(10.5, 4), layout="constrained")
     titles = {"named": "named at all", "right": "named as what it is, a reader"}
     for axes, (what, title) in zip(picture.subplots(1, 2, sharey=True), titles.items(), strict=True):
-        for at, ((colour, dash, marker), n) in enumerate(zip(mi.views.drawing.LINES, sizes, strict=False)):
+        for at, ((colour, dash, marker), n) in enumerate(zip(mi.views.draw.LINES, sizes, strict=False)):
             tallies = [getattr(rates[level, n], what) for level in levels]
             rate = np.array([tally.rate for tally in tallies])
             low, high = np.array([tally.limits for tally in tallies]).T
@@ -700,7 +700,7 @@ def share_picture(
     rates: Table, levels: Sequence[float], sizes: Sequence[int], scatters: Sequence[Scatter], path: Path
 ) -> None:
     """Named, against the share of problems in which a head acts: planted, and the demo model's heads; the formula as a line."""
-    picture = mi.views.drawing.Picture(figsize=(10.5, 4), layout="constrained")
+    picture = mi.views.draw.Picture(figsize=(10.5, 4), layout="constrained")
     left, right = picture.subplots(1, 2, sharey=True)
     shown = [
         n
@@ -708,9 +708,9 @@ def share_picture(
         if n >= mi.statistics.fewest_problems(mi.circuits.judge.PER_HEAD * N_LAYERS * N_HEADS, alpha=LEVEL)
     ]
     grid = np.linspace(0.2, 1, 161)
-    for (colour, _, _), n in zip(mi.views.drawing.LINES[1:], shown, strict=False):
+    for (colour, _, _), n in zip(mi.views.draw.LINES[1:], shown, strict=False):
         left.plot(100 * grid, [100 * promised(n, N_LAYERS * N_HEADS, x) for x in grid], color=colour, lw=0.9, alpha=0.8)
-    for (colour, _, marker), n in zip(mi.views.drawing.LINES[1:], shown, strict=False):
+    for (colour, _, marker), n in zip(mi.views.draw.LINES[1:], shown, strict=False):
         cells = [rates[level, n].right for level in levels]
         for level, cell in zip(levels, cells, strict=True):
             low, high = cell.limits
@@ -721,7 +721,7 @@ def share_picture(
             x, [100 * cell.rate for cell in cells], color=colour, ls="", marker=marker, ms=6, label=f"{n} problems"
         )
     left.set(xlabel="problems in which the head acts (%)", ylabel="named (%)", title="planted readers, 16 heads tested")
-    for (colour, _, marker), made in zip(mi.views.drawing.LINES[1:], scatters, strict=False):
+    for (colour, _, marker), made in zip(mi.views.draw.LINES[1:], scatters, strict=False):
         right.plot(100 * grid, [100 * promised(made.n, made.n_heads, x) for x in grid], color=colour, lw=0.9, alpha=0.8)
         right.plot(
             100 * made.prevalence, 100 * made.passes, ls="", marker=marker, color=colour, ms=4, alpha=0.6,
@@ -740,7 +740,7 @@ def share_picture(
 def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Mapping[mi.Head, int]]], path: Path) -> None:
     """In what share of problems some heads act, under every variant, with exact limits; filled where the head is named."""
     groups = [(name, [v for v in made if v.found is not None], heads) for name, made, heads in groups]
-    picture = mi.views.drawing.Picture(
+    picture = mi.views.draw.Picture(
         figsize=(9, 0.5 + 0.36 * sum(len(made) + 2 for _, made, _ in groups)), layout="constrained"
     )
     rows = [len(made) + 1 for _, made, _ in groups]
@@ -748,7 +748,7 @@ def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Mapping[mi.He
         picture.subplots(len(groups), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0], groups, strict=True
     ):
         for (colour, _, marker), (at, (head, sense)) in zip(
-            mi.views.drawing.LINES, enumerate(heads.items()), strict=False
+            mi.views.draw.LINES, enumerate(heads.items()), strict=False
         ):
             for row, variant in enumerate(made):
                 assert variant.found is not None

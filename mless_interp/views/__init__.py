@@ -13,7 +13,7 @@ PUBLIC = {
     "circuitsvis": ["attention"],
 }
 """module -> its public names."""
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["drawing"], PUBLIC)
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["draw"], PUBLIC)
 
 
 def show_after_cell(made: Any) -> None:

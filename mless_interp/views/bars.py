@@ -9,8 +9,8 @@ from ..circuits.head_writes import KINDS, LOOKS, SIDES, UNITS, HeadWrites
 from ..circuits.paths import WAYS, DirectEffects
 from ..mechanism import ActivationShift
 from ..runtime.results import place_of, turned
-from . import drawing
-from .drawing import HATCHES, LINES, Picture, Style, name_axes, name_ticks, reach_of, with_limits, words_of
+from . import draw
+from .draw import HATCHES, LINES, Picture, Style, name_axes, name_ticks, reach_of, with_limits, words_of
 
 _BOX = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
 STAR: Style = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none"}
@@ -36,10 +36,10 @@ def _bars(names: pd.Series, treatments: pd.Series, percent: np.ndarray, n: pd.Se
     least, most = float(np.nanmin([*percent.ravel(), 100.0])), float(np.nanmax([*percent.ravel(), 1.0]))
     start = max(0.0, 10 * (least // 10 - 1)) if np.isfinite(percent[0]).any() and np.nanmin(percent[0]) > 50 else 0.0
     end = min(100.0, most + 0.15 * (most - start))
-    picture, axes = drawing.panel(max(4.2, 1.1 * len(names) + 1.6), 3.8)
+    picture, axes = draw.panel(max(4.2, 1.1 * len(names) + 1.6), 3.8)
     for at, (kind, count) in enumerate(zip(pd.factorize(treatments)[0], n, strict=True)):
         own: Style = {"color": LINES[kind % len(LINES)][0], "hatch": HATCHES[kind % len(HATCHES)]}
-        style = {"color": drawing.GREY} if str(treatments.iloc[at]).startswith(RANDOM.partition("{")[0]) else own
+        style = {"color": draw.GREY} if str(treatments.iloc[at]).startswith(RANDOM.partition("{")[0]) else own
         axes.bar(at, percent[0, at], 0.7, alpha=0.85, edgecolor="white", **style)
         if np.isfinite(percent[:, at]).all():
             axes.errorbar(at, percent[0, at], yerr=reach_of(percent[:, [at]]), color="black", capsize=4)
@@ -65,7 +65,7 @@ def activation_histograms(shift: ActivationShift, *, contrast: str | None = None
     here = counts[(counts["contrast"] == contrast) & (counts["token_class"] == "all")]
     edges = np.append(here["bin_low"], here["bin_high"].iloc[-1])
     before, after = (here[f"{run}_density"].to_numpy() for run in ("before", "after"))
-    picture, (above, below) = drawing.panel(6.4, 4.6, 2, 1, height_ratios=(2.0, 1.0))
+    picture, (above, below) = draw.panel(6.4, 4.6, 2, 1, height_ratios=(2.0, 1.0))
     above.stairs(before, edges, fill=True, color=LINES[0][0], alpha=0.35, label="before")
     above.stairs(after, edges, color=LINES[1][0], linestyle=LINES[1][1], linewidth=1.4, label="after")
     shares = np.concatenate([before, after])
@@ -96,7 +96,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     heads = [str(found.heads[at]) for at in np.argsort(-np.abs(found.effect.mean(0)), kind="stable")[:top]]
     ways = {way: table[table["way"] == way].set_index("of").loc[heads] for way in WAYS}
     told = ("straight to the logits", "through later parts of the model")
-    picture, axes = drawing.panel(max(4.6, 0.5 * len(heads) + 2.0), 3.4)
+    picture, axes = draw.panel(max(4.6, 0.5 * len(heads) + 2.0), 3.4)
     at, above, below = np.arange(len(heads)), np.zeros(len(heads)), np.zeros(len(heads))
     for number, (way, rows) in enumerate(ways.items()):
         height, sure = rows[column].to_numpy(), (rows["p_corrected"] < found.level).to_numpy()
@@ -110,7 +110,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     axes.plot(at, above + below, "D", color="black", markersize=4, label="both together: the head's effect")
     name_ticks(axes.xaxis, heads, rotation=45, ha="right")
     name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found))
-    drawing.key_below(picture)
+    draw.key_below(picture)
     return picture
 
 
@@ -123,7 +123,7 @@ def token_bars(found: HeadWrites, *, top: int = 5) -> Picture:
     table, chosen = found.table(), found.heads[:6]
     most = max(2, *((table["label"] == str(head)).groupby(table["of"]).sum().max() for head in chosen))
     height = len(chosen) * (0.17 * min(most, 2 * top) + 0.75) + 0.6
-    picture, panels = drawing.panel(9.0, height, len(chosen), len(KINDS), squeeze=False)
+    picture, panels = draw.panel(9.0, height, len(chosen), len(KINDS), squeeze=False)
     titles = {"Sigma": "takes from the span", "change": "writes more with the span", LOOKS: "looks at"}
     styles = [
         {"facecolor": LINES[at][0], "hatch": HATCHES[2 * at], "edgecolor": "white", "linewidth": 0} for at in (0, 1)
@@ -145,10 +145,10 @@ def token_bars(found: HeadWrites, *, top: int = 5) -> Picture:
             axes.locator_params(axis="x", nbins=3)
             if shown.empty:
                 axes.set_xticks([])
-                drawing.say(axes, "nothing above rounding")
+                draw.say(axes, "nothing above rounding")
             name_axes(axes, x=UNITS[kind] if row == len(chosen) - 1 else None)
             axes.set_title(f"{head} {titles[kind]}", fontsize=8)
     picture.suptitle(words_of(found), fontsize=9)
     words = ("promoted, preferred", "suppressed, avoided")
-    drawing.key_below(picture, list(zip(words, styles, strict=True)))
+    draw.key_below(picture, list(zip(words, styles, strict=True)))
     return picture

@@ -14,20 +14,8 @@ from ..patching.knockouts import ReadEffects
 from ..runtime.columns import column_of
 from ..runtime.results import Result, largest_first, place_of, turned
 from ..runtime.text_safety import one_line
-from . import drawing
-from .drawing import (
-    FILLED,
-    LINES,
-    OPEN,
-    Picture,
-    Style,
-    draw_forest,
-    key_below,
-    name_axes,
-    panel,
-    with_limits,
-    words_of,
-)
+from . import draw
+from .draw import FILLED, LINES, OPEN, Picture, Style, draw_forest, key_below, name_axes, panel, with_limits, words_of
 
 SQUARE: Style = {"marker": "s", "color": LINES[1][0]}
 LOCATED: tuple[tuple[str, str, Style], ...] = (
@@ -57,9 +45,9 @@ def forest(
     the smallest effect of interest. Of other results, or with a `value`: one column with its interval. `heads`: default the
     named heads and then the largest, `top` in all.
     """
-    table = drawing.head_table(found)
+    table = draw.head_table(found)
     located = found if isinstance(found, LocatedHeads) and value is None else None
-    value, _, label = drawing.chosen_column(found, table, value)
+    value, _, label = draw.chosen_column(found, table, value)
     if located is not None:
         measures = [measure for measure in LOCATED if measure[0] in table and table[measure[0]].notna().any()]
         label = f"part of the insertion's effect ({located.unit}; below 0: against it)"
@@ -126,7 +114,7 @@ def read_effects(found: ReadEffects) -> Picture:
     beside the smallest effect of interest, which is the band.
     """
     table = turned(found, found.table())
-    value, quantity, _ = drawing.chosen_column(found, table, None)
+    value, quantity, _ = draw.chosen_column(found, table, None)
     heads = list(table.groupby("label", sort=False))
     reach = found.whole.delta / (abs(float(found.whole.median.estimate)) if value == "share" else 1)
     titles = [str(label) for label, _ in heads]
@@ -147,7 +135,7 @@ def read_effects(found: ReadEffects) -> Picture:
     return picture
 
 
-def _panels(titles: Sequence[str], *, sharex: bool = False) -> tuple[Picture, list[drawing.Axes]]:
+def _panels(titles: Sequence[str], *, sharex: bool = False) -> tuple[Picture, list[draw.Axes]]:
     """Return a picture with axes of these titles for forests of the same rows, three beside each other."""
     columns = min(3, len(titles))
     rows = -(-len(titles) // columns)

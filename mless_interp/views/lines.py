@@ -10,8 +10,8 @@ from ..core.heads import Head, as_head, as_heads
 from ..patching.dose import DoseResponse
 from ..runtime.results import limits_of
 from ..scores import AttentionProfile, Curve
-from . import drawing
-from .drawing import GREY, LINES, Axes, Picture, Style, draw_series, name_axes, name_ticks, with_limits, words_of
+from . import draw
+from .draw import GREY, LINES, Axes, Picture, Style, draw_series, name_axes, name_ticks, with_limits, words_of
 
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
 
@@ -62,7 +62,7 @@ def compare_profiles(panels: Sequence[tuple[str, Head | str, Mapping[str, Attent
 
 
 def _grid(columns: int, rows: int) -> tuple[Picture, np.ndarray]:
-    return drawing.panel(max(4.6, 3.9 * columns), 2.9 * rows + 0.3, rows, columns, squeeze=False)
+    return draw.panel(max(4.6, 3.9 * columns), 2.9 * rows + 0.3, rows, columns, squeeze=False)
 
 
 def _draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
@@ -89,7 +89,7 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     nothing, 1: everything; the area under the ranking's line is CPR.
     """
     table = found.table()
-    picture, axes = drawing.panel(5.6, 3.7)
+    picture, axes = draw.panel(5.6, 3.7)
     at, random = table["n_heads"], (table["random_low"], table["random_high"])
     style: Style = {"facecolor": "0.88", "hatch": "....", "edgecolor": "0.7", "linewidth": 0.0}
     axes.fill_between(at, *random, label="range of random orders", **style)
@@ -101,7 +101,7 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     name_ticks(axes.xaxis, list(at), at)
     axes.set_xlim(left=0)
     if not table["faithfulness"].notna().any():
-        drawing.say(axes, "undefined: the whole effect is not established,\nor its mean is not told from 0")
+        draw.say(axes, "undefined: the whole effect is not established,\nor its mean is not told from 0")
     heads = f"heads of the ranking that are restored (of {len(found.ranking)})"
     title = words_of(found, "model", "insertion", "outcome")
     name_axes(axes, x=heads, y="share of the effect restored (1: all of it)", title=title)
@@ -117,7 +117,7 @@ def set_growth(found: MinimalSets) -> Picture:
     share that was asked for, the grey bar at the end what random sets of the same size and layers do on the fresh problems.
     """
     longest = max(1, *(len(each.steps) for each in found.both))
-    picture, places = drawing.panel(2 * (0.32 * longest + 2.8), 4.4, 1, 2, sharey=True)
+    picture, places = draw.panel(2 * (0.32 * longest + 2.8), 4.4, 1, 2, sharey=True)
     for axes, each in zip(places, found.both, strict=True):
         table = found.growth(each)[lambda made: made["set"] == "step"]
         x = np.arange(len(table))
@@ -135,7 +135,7 @@ def set_growth(found: MinimalSets) -> Picture:
         name_axes(axes, x="head that comes or goes", y="share of the effect", title=title)
     picture.suptitle(words_of(found), fontsize=8)
     handles = {label: one for axes in places for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    drawing.key_below(picture, handles=list(handles.values()), labels=list(handles), ncols=1)
+    draw.key_below(picture, handles=list(handles.values()), labels=list(handles), ncols=1)
     return picture
 
 
@@ -146,7 +146,7 @@ def dose_response(found: DoseResponse) -> Picture:
     interval over problems, and thick grey the slope 1 that identical tokens give in the first layer; the legend has the
     mean's slope with its interval. Right: each number's median effect on the outcome with its interval.
     """
-    doses, (picture, places) = found.doses, drawing.panel(11.4, 3.6, 1, 3)
+    doses, (picture, places) = found.doses, draw.panel(11.4, 3.6, 1, 3)
     for column, (condition, title) in enumerate((("held", "positions held"), ("inserted", "as inserted"))):
         axes, table = places[column], found.reading_table(condition)
         axes.plot(doses, table["slope_1"], color="0.8", linewidth=5, label="slope 1", zorder=0)

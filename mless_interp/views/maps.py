@@ -14,8 +14,8 @@ from ..core.heads import Head
 from ..mechanism import SpanReadings
 from ..mechanism.span_reading import READERS
 from ..runtime.results import Result, largest_first, turned
-from . import drawing
-from .drawing import Axes, Picture, Style, draw_cells, name_axes, words_of
+from . import draw
+from .draw import Axes, Picture, Style, draw_cells, name_axes, words_of
 
 FRAME: Style = {"edgecolor": "black", "linewidth": 1.8}
 
@@ -30,8 +30,8 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
     `value`: the column to show (None: the result's own choice, for example removed_share, share, lam); `top`: how many heads
     of largest magnitude carry their number; `limit`: the end of the colours (None: the largest magnitude).
     """
-    table = drawing.head_table(found)
-    value, quantity, label = drawing.chosen_column(found, table, value)
+    table = draw.head_table(found)
+    value, quantity, label = draw.chosen_column(found, table, value)
     grid = np.full((int(table["layer"].max()) + 1, int(table["head"].max()) + 1), np.nan)
     grid[table["layer"], table["head"]] = table[value].astype(float)
     signed = quantity.signed or bool((grid[np.isfinite(grid)] < 0).any())
@@ -39,12 +39,12 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
     named = table[table["kind"].isin(NAMED)] if "kind" in table else table.head(0)
     ranked = largest_first(table, value).dropna(subset=[value]).head(top)
     texts = {(row.layer, row.head): str(row.head) for row in ranked.itertuples()}
-    picture, axes = drawing.panel(max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9))
+    picture, axes = draw.panel(max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9))
     hatched = list(zip(sure["layer"], sure["head"], strict=True))
-    image = draw_cells(axes, grid, limit=limit or drawing.end_of(grid), diverging=signed, hatched=hatched)
+    image = draw_cells(axes, grid, limit=limit or draw.end_of(grid), diverging=signed, hatched=hatched)
     words = {}  # letters of a kind -> what they mean
     for row in named.itertuples():
-        axes.add_patch(drawing.Rectangle((row.head - 0.45, row.layer - 0.45), 0.9, 0.9, fill=False, **FRAME))
+        axes.add_patch(draw.Rectangle((row.head - 0.45, row.layer - 0.45), 0.9, 0.9, fill=False, **FRAME))
         kind, against = KINDS[row.kind], row.sense == "against"
         letters = "−" * against + kind.letters
         texts[row.layer, row.head] = f"{row.head}{letters}"
@@ -56,11 +56,11 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
     axes.set_xticks(range(0, grid.shape[1], max(1, grid.shape[1] // 14)))
     axes.set_yticks(range(0, grid.shape[0], max(1, grid.shape[0] // 14)))
     name_axes(axes, x="head (zero-based)", y="layer (zero-based)", title=words_of(found))
-    drawing.colour_bar(image, axes, label, shrink=0.95)
+    draw.colour_bar(image, axes, label, shrink=0.95)
     entries: list[tuple[str, Style]] = []
     if hatched:
         claim = quantity.claim or f"{count_of(len(table), 'head')} tested"
-        entries.append((f"p < {quantity.level:.3g}, corrected: {claim}", drawing.STROKES))
+        entries.append((f"p < {quantity.level:.3g}, corrected: {claim}", draw.STROKES))
     entries += [(each, FRAME | {"facecolor": "white"}) for each in words.values()]
     if len(texts) > len(named):
         entries.append((f"number without letters: one of the {len(ranked)} largest heads", {"linestyle": "none"}))
@@ -68,7 +68,7 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
         picture.set_figheight(picture.get_figheight() + 0.17 * max(0, len(entries) - 2))
-        drawing.key_below(picture, entries)
+        draw.key_below(picture, entries)
     return picture
 
 
@@ -80,7 +80,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> P
     `value`: the column to draw (default: the share of the effect, where that is known).
     """
     table = turned(found, found.table())
-    value, quantity, label = drawing.chosen_column(found, table, value)
+    value, quantity, label = draw.chosen_column(found, table, value)
     if isinstance(found, SitePatches):
         of_span = "; of the span" if found.positions[-1].startswith("span ") else ""
         x, y = f"token of the question, from either end{of_span}", "layer (zero-based)"
@@ -94,7 +94,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> P
     grids, p = (table[name].to_numpy(dtype=float).reshape(shape) for name in (value, "p_corrected"))
     hatched = p < found.level
     ticks = [name.removeprefix("row ").removeprefix(POSITION) for name in names]
-    options: Style = {"limit": drawing.end_of(grids), "label": label, "axes": (x, y)}
+    options: Style = {"limit": draw.end_of(grids), "label": label, "axes": (x, y)}
     claim = f"p < {found.level:.3g}, corrected: {quantity.claim}"
     picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, claim, **options)
     picture.suptitle(words_of(found), fontsize=9)
@@ -139,20 +139,20 @@ def _draw_panels(
     label: str,
     axes: tuple[str, str],
     wide: float = 0.21,
-) -> tuple[Picture, drawing.Colorbar]:
+) -> tuple[Picture, draw.Colorbar]:
     """Draw maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`, which claims something."""
     width, height = max(2.7, wide * len(columns) + 0.95), max(2.2, 0.24 * len(rows) + 1.2)
-    picture, places = drawing.panel(width * len(grids) + 1.0, height + 0.5, 1, len(grids), squeeze=False)
+    picture, places = draw.panel(width * len(grids) + 1.0, height + 0.5, 1, len(grids), squeeze=False)
     image: Any = None
     for at, (here, grid) in enumerate(zip(places[0], grids, strict=True)):
         marked = [(int(row), int(column)) for row, column in np.argwhere(hatched[at])]
         image = draw_cells(here, grid, limit=limit, hatched=marked)
-        drawing.name_ticks(here.xaxis, columns, rotation=90)
-        drawing.name_ticks(here.yaxis, rows)
+        draw.name_ticks(here.xaxis, columns, rotation=90)
+        draw.name_ticks(here.yaxis, rows)
         name_axes(here, x=axes[0], y=axes[1] if at == 0 else None, title=titles[at] or None)
     if hatched.any():
-        drawing.key_below(picture, [(claim, drawing.STROKES)])
-    return picture, drawing.colour_bar(image, places, label, shrink=0.9)
+        draw.key_below(picture, [(claim, draw.STROKES)])
+    return picture, draw.colour_bar(image, places, label, shrink=0.9)
 
 
 # ------------------------------------------------------------------------------------------------ the graph of a circuit
@@ -186,9 +186,7 @@ def path_graph(found: PathEffects) -> Picture:
     rows = largest_first(rows.drop_duplicates(["sender", "receiver"]), column)
     places = _places(list(dict.fromkeys([*table["sender"], *table["receiver"]])))
     across, up = ([place[axis] for place in places.values()] for axis in (0, 1))
-    picture, axes = drawing.panel(
-        max(4.6, 1.1 * (max(across) - min(across)) + 2.0), max(3.0, 0.75 * len(set(up)) + 1.4)
-    )
+    picture, axes = draw.panel(max(4.6, 1.1 * (max(across) - min(across)) + 2.0), max(3.0, 0.75 * len(set(up)) + 1.4))
     shown = table[sure].groupby(["sender", "receiver"])["part"]
     letters = {each: ", ".join(name for name in "qkv" if name in set(parts)) for each, parts in shown}
     _draw_edges(axes, rows, column, places, letters)
@@ -212,7 +210,7 @@ def path_graph(found: PathEffects) -> Picture:
     ]
     if rows.empty:
         entries = [(found.why_none(), none)]
-    drawing.key_below(picture, entries, ncols=1)
+    draw.key_below(picture, entries, ncols=1)
     return picture
 
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.app import COMMANDS
-from mless_interp.views.drawing import Picture
+from mless_interp.views.draw import Picture
 
 QUICK = ["--n-tokens", 4, "--limit", 2, "--no-progress", "--backend", "bridge", "--report"]
 RUNS: dict[str, list[Any]] = {

@@ -11,7 +11,7 @@ from pictures_under_test import PICTURES
 from PIL import Image
 
 from mless_interp.views import PUBLIC
-from mless_interp.views.drawing import drawable, shortened
+from mless_interp.views.draw import drawable, shortened
 
 BAD = "$\\frac{a}{$ \\q_^%#{}~ ﷽ 你好 🦜\n\x1b[31m\x07\u202e $x_" + "long_name$" * 100
 SETTINGS = ("model", "insertion", "contrast", "edit", "outcome", "benchmark", "problems", "control")
