@@ -249,6 +249,13 @@ class _Work:
     times: float = 1.0
 
     @property
+    def cost(self) -> tuple[int, int]:
+        """Whole passes and exact sweeps of a problem."""
+        if self.study is None or self.what != "effects":
+            return COSTS[self.what]
+        return OF_A_CONTRAST * len(self.study.contrasts) + bool(self.study.metrics), 0
+
+    @property
     def batch(self) -> int:
         """Prompts that are answered at once."""
         gpu = next((int(free) for place, free in self.places.items() if place != "cpu"), None)
@@ -342,10 +349,7 @@ class _Work:
     def counted(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Return the seconds of the operations, over a speed that is measured here or was given."""
         shape, info = self.shape, self.shape.info
-        of_study = bool(self.study and self.study.metrics) + OF_A_CONTRAST * len(
-            self.study.contrasts if self.study else ()
-        )
-        n, (passes, sweeps) = 0.0, COSTS.get(self.what, (of_study, 0))
+        n, (passes, sweeps) = 0.0, self.cost
         for pair in self.pairs:
             answered = pair.answered(self.outcome.appended)
             length, read = len(answered.inserted), len(self.outcome.reads(answered))
