@@ -276,8 +276,7 @@ class _Work:
             answered = tuple(pair.answered(self.outcome.appended) for pair in self.pairs)
             batch, changed, runs = max(map(len, units_of(answered, self.outcome))), length - longest.spans[0][1], 2
             read = len(self.outcome.reads(longest))
-            most = 2 if self.what == "effects" else info.n_layers * (info.n_heads + 1)  # one head, and none
-            rows = min(-(-TOKENS_PER_PASS[place] // (changed * batch)), most)
+            rows = min(-(-TOKENS_PER_PASS[place] // (changed * batch)), info.n_layers * (info.n_heads + 1))
         d_both = (info.d_key or info.d_head) + info.d_head
         cache = (runs * info.n_key_value_heads * d_both or info.n_cached) * length
         recorded = runs * changed * (info.d_model + info.n_heads * d_both)
