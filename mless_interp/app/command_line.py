@@ -491,7 +491,8 @@ def chosen_heads(
         named = tuple(Head(layer, head) for layer in sorted(set().union(*ranges)) for head in every)
     else:
         return None
-    return named if shape is None else check_heads(named, n_layers=shape[0], n_heads=shape[1])
+    n_layers, n_heads = (sys.maxsize, sys.maxsize) if shape is None else shape
+    return check_heads(named, n_layers=n_layers, n_heads=n_heads)
 
 
 def problems_of(model: str, source: str | None = None, *, limit: int | None) -> tuple[Problem, ...]:

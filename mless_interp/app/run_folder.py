@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 else:
     Report = Any  # a command that only computes imports no page
 
+PAGE = "report.html"
 SHOWN = "shown"  # in a run's folder: what its page shows beside results (attention, prompts)
 MOST_LINES = 14  # that a command ends with, before the one that names its files
 ALWAYS = (
@@ -173,7 +174,7 @@ def shown_attention(
 def check_run(folder: Path) -> None:
     """Raise `FileNotFoundError` for what is no folder of a run."""
     if not (folder / RUN).is_file():
-        near = nearest(folder.name, beside(folder))
+        near = nearest(folder.name, {*beside(folder)} - {folder.name})
         raise FileNotFoundError(f"{str(folder.absolute())!r} is no folder of a run (it has no {RUN}){near}")
 
 
@@ -210,7 +211,11 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
     present = import_module(f".{name}", __package__).present
     if not whole:
         return _finish(dataclasses.replace(asked, overwrite=found.options["overwrite"]), present, report=True)
-    ours, written = folders.listed_in(folder), write(folder, found, present(found), report=True)
+    ours, presented = folders.listed_in(folder), present(found)
+    for file in (*presented.files, PAGE):
+        if (folder / file).exists() and (file not in ours or folders.damaged_files(folder, [file])):
+            raise FileExistsError(f"{str(folder / file)!r} is not as the run wrote it: move it away, then report again")
+    written = write(folder, found, presented, report=True)
     folders.write_manifest(folder, only={*ours, *written})
     _tell(folder, found, written)
 
@@ -246,11 +251,11 @@ def write(folder: Path, kept: Kept, presented: Presented, *, report: bool) -> li
         page = dataclasses.replace(page, parts=(*noted.parts, *page.parts))  # right under the answer
         if "prompt" in kept.shown:
             page = page.folded("What the model reads", page.blank().prompt(kept.shown["prompt"]))
-        page.provenance(kept.run).save(folder / "report.html")
-    return [*presented.files, *["report.html"] * report]
+        page.provenance(kept.run).save(folder / PAGE)
+    return [*presented.files, *[PAGE] * report]
 
 
 def _tell(folder: Path, kept: Kept, written: list[str]) -> None:
     again = f"mi.load({str(folder)!r})[{next(iter(kept.results))!r}]"
-    page = [f"Report: {folder}/report.html."] * ("report.html" in written)
+    page = [f"Report: {folder}/{PAGE}."] * (PAGE in written)
     line.tell(one_line(" ".join([*page, f"{len(written)} files in {folder}; reload: {again}"])))

@@ -28,6 +28,7 @@ from ..prompts.insertions import AT, KINDS, Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem, groups_of, whole_groups
 from ..prompts.prompt import template_named
+from ..runtime.checkpoint import key_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import progress_bar
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads
@@ -42,6 +43,7 @@ from .command_line import problems_of
 NONE = "none"  # the treatment that answers under insertions are compared with
 ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))  # stand for problems that are not known yet
 ANY_HEAD = (Head(0, 0),)  # a sweep of one head has the whole effect as well
+LONGEST_SLUG = 80  # letters; a file system takes 255 bytes
 SPAN_MASS = "span_mass"  # the attention that every study reports: the later rows' share on the inserted tokens
 Found = TypeVar("Found")
 
@@ -161,8 +163,9 @@ class Study:
 
 
 def slug(name: str) -> str:
-    """Return a row's name as that of a file: "random words, seed 1" as random-words-seed-1."""
-    return re.sub(r"\W+", "-", name).strip("-").lower()
+    """Return a row's name as that of a file: "random words, seed 1" as random-words-seed-1, "/" and long ones by a digest."""
+    words = re.sub(r"\W+", "-", name).strip("-").lower()
+    return words if 0 < len(words) <= LONGEST_SLUG else key_of(name)
 
 
 @checked
@@ -190,8 +193,14 @@ def _study(told: Mapping[str, Any]) -> Study:
     rows = told.get("insertions", ())
     if not isinstance(rows, Sequence) or not all(isinstance(each, Mapping) for each in rows):
         raise TypeError("insertions must be tables: write [[insertions]] with a name and a kind for each")
-    made = tuple(_of(str(row.get("name", at)), InsertionAsked, **row) for at, row in enumerate(rows))
-    return Study(**{**told, "insertions": made})
+    made = tuple(_of(str(row.get("name", at)), _made, InsertionAsked, row) for at, row in enumerate(rows))
+    return _made(Study, {**told, "insertions": made})
+
+
+def _made(kind: type[Found], told: Mapping[str, Any]) -> Found:
+    for key in told:
+        one_of(key, kind.__dataclass_fields__, "key")  # type: ignore[attr-defined]
+    return kind(**told)
 
 
 def _of(insertion: str, do: Callable[..., Found], *given: object, **options: Any) -> Found:

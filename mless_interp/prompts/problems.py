@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -46,6 +47,10 @@ class Problem:
         for what in ("question", "id"):
             if not getattr(self, what).strip():
                 raise ValueError(f"problem {self.id!r}: its {what} is empty")
+        if re.search("[\ud800-\udfff]", self.id):
+            raise ValueError(
+                f"problem {self.id!r}: its id holds half of a character, which no file takes: write it whole"
+            )
 
     @property
     def asked(self) -> tuple[str, str]:

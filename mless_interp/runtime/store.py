@@ -66,12 +66,13 @@ def load(path: str | Path) -> dict[str, object]:
 
     `ValueError` names a file that is missing or changed, by the folder's manifest, or a result whose arrays do not fit.
     """
-    folder = Path(path)
+    folder, within = Path(path), ""
     if (folder / RUN).is_file():
-        folder /= RESULTS
-    for name, why in damaged_files(folder, (DOCUMENT, ARRAYS)).items():
-        said = "the saved results are damaged; take a copy that is whole, or make them again"
-        raise ValueError(f"{str(folder / name)!r} {why}: {said}")
+        folder, within = folder / RESULTS, f"{RESULTS}/"
+    for place, part in {folder: "", Path(path): within}.items():  # a run's own manifest lists them too
+        for name, why in damaged_files(place, (part + DOCUMENT, part + ARRAYS)).items():
+            said = "the saved results are damaged; take a copy that is whole, or make them again"
+            raise ValueError(f"{str(place / name)!r} {why}: {said}")
     if not (folder / DOCUMENT).is_file():
         raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no {DOCUMENT})")
     try:

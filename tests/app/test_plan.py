@@ -121,7 +121,6 @@ def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
 
 
 def test_a_study_takes_what_its_insertions_take(without_weights: Path) -> None:
-    """The longest stands for all; answers are also given without any."""
     model, slashes = str(without_weights), {"kind": "meaningless", "unit": " /"}
     rows = [slashes | {"name": str(n), "n_tokens": n} for n in (5, 20, 10)]
     asked = {"title": "Slashes", "insertions": rows, "heads": "all", "limit": 3, "confirm": 2, "answers": 4}

@@ -129,8 +129,10 @@ def test_a_report_made_again_is_the_same(
     assert after.pop("mine.txt") == b"kept"
     assert before.pop("manifest.json") and after.pop("manifest.json"), "it says when it was made"
     assert {key: after.get(key) == before[key] for key in before} == dict.fromkeys(before, True)
-    refused = start(planted_dir, name, out, *RUNS[name], "--overwrite")
+    (out / "report.html").write_text("my own")
+    refused, own = start(planted_dir, name, out, *RUNS[name], "--overwrite"), call("report", out)
     assert refused.exit_code == 2 and "mine.txt" in refused.stderr, "what is not ours is never replaced"
+    assert own.exit_code == 2 and "report.html" in own.stderr and (out / "report.html").read_text() == "my own"
 
 
 def test_its_numbers_are_those_of_the_functions_that_it_calls(ran: Any, planted_dir: Path) -> None:
@@ -232,6 +234,8 @@ def test_a_report_is_never_made_of_another_runs_results(ran: Any, tmp_path: Path
         if words == "results/":
             shutil.rmtree(folder / "results")
             shutil.copytree(dose / "results", folder / "results")
+            with pytest.raises(ValueError, match="has other contents"):
+                mi.load(folder)
         else:
             text = (folder / "run.json").read_text()
             (folder / "run.json").write_text(text.replace('"answer_logprob"', '"answer_logprop"'))

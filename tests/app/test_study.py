@@ -91,14 +91,12 @@ ROW = {"name": "slashes", "kind": "meaningless"}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"modell": "demo"}, "unexpected keyword argument 'modell'"),
         ({"contrasts": ["contents"]}, "unknown contrast 'contents'; choose one of content, shift"),
         ({"heads": "some"}, "unknown choice of heads 'some'; choose one of none, all"),
         ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
         ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then others"),
         ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
         ({"insertions": [{**ROW, "name": "none"}]}, "two treatments are named 'none'"),
-        ({"insertions": [{**ROW, "length": 3}]}, "insertion 'slashes': .*unexpected keyword argument 'length'"),
         ({"insertions": [{**ROW, "before": "end"}]}, "insertion 'slashes': unknown place before end"),
     ],
 )

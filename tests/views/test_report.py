@@ -100,8 +100,7 @@ def test_what_the_answer_says_is_not_said_again() -> None:
     told, _, more = result.headline().partition(";")
     page = mi.Report("T", question="Q?", answer=result.headline()).result(result)
     said = [part.text for part in page.parts if part.kind == "text"]
-    assert more and said == result.explain().splitlines()[1:3] + result.explain().splitlines()[4:]
-    assert result.explain().splitlines()[3] == f"{told}."
+    assert more and sorted([*said, f"{told}."]) == sorted(result.explain().splitlines()[1:])
 
 
 def test_numbers_sort_as_numbers_both_ways_and_undefined_stays_last(chrome: Browser, tmp_path: Path) -> None:
