@@ -18,7 +18,7 @@ from small_results import tables_of
 import mless_interp as mi
 from mless_interp.models.base import Model
 from mless_interp.prompts.pairs import PromptPair, make_pairs
-from mless_interp.runtime.results import Result
+from mless_interp.runtime.base_result import Result
 
 
 @dataclass(frozen=True)

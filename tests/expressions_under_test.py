@@ -36,7 +36,7 @@ from mless_interp.models import weights as held_weights
 from mless_interp.models.info import AttentionRule
 from mless_interp.patching import dose, effect, interventions, knockouts, outcomes, prepared, sweep, transplant
 from mless_interp.prompts import conditions, insertions, own_ids, pairs, problems, prompt, texts, token_classes
-from mless_interp.runtime import columns, loop, results, text_safety, workers
+from mless_interp.runtime import base_result, columns, loop, text_safety, workers
 from mless_interp.scores import catalogue, streaming
 from mless_interp.statistics import intervals, prevalence
 

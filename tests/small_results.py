@@ -27,7 +27,7 @@ from mless_interp.patching.dose import DoseResponse
 from mless_interp.patching.knockouts import JointKnockout, ReadEffects
 from mless_interp.patching.sweep import PatchScores
 from mless_interp.patching.transplant import Transplant
-from mless_interp.runtime.results import Result
+from mless_interp.runtime.base_result import Result
 from mless_interp.scores import AttentionProfile, HeadScores, SegmentAttention
 from mless_interp.scores.score import OF_SINKS
 

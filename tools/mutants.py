@@ -250,7 +250,7 @@ ROOMS = {
         ),
     ),
     "runtime": Room(
-        modules("runtime", "columns loop results text_safety workers"),
+        modules("runtime", "base_result columns loop text_safety workers"),
         ("tests/runtime", EXPRESSIONS),
         # Ray takes slow tests (test_workers.py); in a copy of the process mutmut sees no call (test_processes.py does)
         leaves_out=r"workers\.(RayWorkers|_Worker|_pickled|_ray|_begin_copy|_in_copy)\b",

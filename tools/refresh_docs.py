@@ -72,10 +72,10 @@ def verdicts() -> str:
     return table("verdict, letters in pictures | in words", rows)
 
 
-def results() -> dict[str, type[mi.runtime.results.Result]]:
+def results() -> dict[str, type[mi.runtime.base_result.Result]]:
     """The public kinds of results by name."""
     kinds = {name: getattr(mi, name) for names in mi.RESULTS.values() for name in names}
-    return {name: kind for name, kind in kinds.items() if issubclass(kind, mi.runtime.results.Result)}
+    return {name: kind for name, kind in kinds.items() if issubclass(kind, mi.runtime.base_result.Result)}
 
 
 def columns() -> str:

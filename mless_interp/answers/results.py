@@ -10,8 +10,8 @@ import pandas as pd
 from .. import statistics
 from ..core.arguments import Arguments, count_of, listed
 from ..models.sites import extension_of
+from ..runtime.base_result import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
 from ..runtime.columns import columns_of
-from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
 from .graders import GRADERS
 from .same_answer import GAVE_UP
 

@@ -161,8 +161,8 @@ def compare(
         check_run(folder)  # before pandas and torch are imported
     import pandas as pd
 
+    from ..runtime.base_result import ROWS
     from ..runtime.columns import TextTable
-    from ..runtime.results import ROWS
     from ..runtime.store import new_folder, provenance
     from ..views.report import Report
     from .runs_compared import compare_runs

@@ -27,7 +27,7 @@ from . import command_line as line
 if TYPE_CHECKING:
     from ..models.base import Model
     from ..prompts.pairs import PromptPair
-    from ..runtime.results import Result
+    from ..runtime.base_result import Result
     from ..views.report import Report
 else:
     Report = Any  # a command that only computes imports no page

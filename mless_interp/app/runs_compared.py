@@ -13,8 +13,8 @@ from ..circuits.located import LocatedHeads, in_words
 from ..core.arguments import checked
 from ..core.heads import Head
 from ..patching.sweep import PatchScores
+from ..runtime.base_result import Result, Shown, ShownTable, interval_columns, limits_of
 from ..runtime.columns import columns_of
-from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of
 
 SAME = ("outcome", "contrast", "direction", "edit")  # settings in which runs must agree, or numbers cannot be compared
 COMPARED = (LocatedHeads, PatchScores, AccuracyResults)

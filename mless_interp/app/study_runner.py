@@ -28,10 +28,10 @@ from ..prompts.insertions import AT, KINDS, Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem, groups_of, whole_groups
 from ..prompts.prompt import template_named
+from ..runtime.base_result import Result, Shown, ShownTable, interval_columns, limits_of, of_heads
 from ..runtime.checkpoint import key_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import progress_bar
-from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads
 from ..runtime.text_safety import one_line
 from ..runtime.workers import ShardDone
 from ..scores.catalogue import metric_named

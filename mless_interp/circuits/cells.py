@@ -22,9 +22,9 @@ from ..patching.prepared import Prepared, Runs, prepare
 from ..patching.sweep import Engine, Sweep
 from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
+from ..runtime.base_result import Shown, ShownTable, largest_first
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Shown, ShownTable, largest_first
 from ..runtime.workers import Tick, Unit
 from .located import LocatedHeads
 

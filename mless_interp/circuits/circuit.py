@@ -16,8 +16,8 @@ from ..patching.effect import Parts, fewest_for
 from ..patching.prepared import Settings
 from ..prompts.conditions import OF_CIRCUITS
 from ..prompts.pairs import REPLACED, PromptPair
+from ..runtime.base_result import Result, largest_first
 from ..runtime.columns import columns_of
-from ..runtime.results import Result, largest_first
 from ..statistics import CONFIDENCE
 from .cells import Asked, CellEffects, has_mlps, heads_of
 from .head_sets import MinimalSets, minimal_sets

@@ -20,10 +20,10 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Measured, Prepared, Settings, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
+from ..runtime.base_result import Quantity, Shown, ShownTable, interval_columns, of_heads, tidy
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Shown, ShownTable, interval_columns, of_heads, tidy
 from ..statistics import Prevalence, derive_generator, fewest_problems, holm, prevalence_test
 from .cells import Asked, heads_of, named_on, named_words
 from .locate import fresh_problems

@@ -21,9 +21,9 @@ from ..patching.prepared import Prepared, Settings, prepare
 from ..patching.sweep import Sweep
 from ..prompts.pairs import PromptPair
 from ..prompts.token_classes import token_texts
+from ..runtime.base_result import Quantity, Result, Shown, ShownTable, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Result, Shown, ShownTable, tidy
 from ..runtime.text_safety import one_line
 from ..runtime.workers import Tick, Unit
 from ..statistics import defined_mean

@@ -12,8 +12,8 @@ import pandas as pd
 from ..core.arguments import cells_of, count_of
 from ..core.heads import Head
 from ..patching.effect import Effect, fewest_for
+from ..runtime.base_result import interval_columns
 from ..runtime.folders import savable
-from ..runtime.results import interval_columns
 from ..statistics import SENSES, Prevalence, holm, prevalence_test
 
 SIDES = {"removed": "z_removed", "added": "z_added"}

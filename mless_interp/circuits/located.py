@@ -15,9 +15,9 @@ from ..patching.effect import SMALLEST_EFFECT, WHOLE, Parts, concentration_words
 from ..patching.knockouts import JointKnockout, ReadEffects
 from ..patching.prepared import Measured
 from ..patching.sweep import PatchScores
-from ..runtime import results
+from ..runtime import base_result as results
+from ..runtime.base_result import Quantity, Result, Shown, ShownTable
 from ..runtime.columns import Column, columns_of
-from ..runtime.results import Quantity, Result, Shown, ShownTable
 from ..statistics import holm
 from . import judge as rules
 from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured

@@ -21,10 +21,10 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import PatchScores
 from ..prompts.pairs import PromptPair
+from ..runtime.base_result import largest_first
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
-from ..runtime.results import largest_first
 from ..runtime.text_safety import visible
 from . import cells
 from .located import LocatedHeads

@@ -17,10 +17,10 @@ from ..patching.prepared import Settings
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, followed, pairs_of_any
 from ..prompts.problems import Problem
+from ..runtime.base_result import Result
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import progress_bar
-from ..runtime.results import Result
 from .identities import IDENTITIES, Case, Identity, tolerance_of
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"

@@ -21,9 +21,9 @@ from ..models.sites import parsed, site
 from ..patching.interventions import INTERVENTIONS, run_edits
 from ..patching.prepared import fit_pairs
 from ..prompts.pairs import PromptPair, own_pairs
+from ..runtime.base_result import Result, largest_first
 from ..runtime.columns import columns_of
 from ..runtime.loop import progress_bar
-from ..runtime.results import Result, largest_first
 from .identities import tolerance_of
 
 COMPARED = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_mlp_out", "hook_resid_post")

@@ -23,9 +23,9 @@ from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import groups_of
 from ..prompts.token_classes import CLASSES, token_classes, token_texts
+from ..runtime.base_result import Shown, ShownTable, interval_columns, place_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Shown, ShownTable, interval_columns, place_of, tidy
 from ..statistics import Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
 
 VALUES: dict[str, str] = {

@@ -25,10 +25,10 @@ from ..prompts.conditions import CONDITIONS, CONTRASTS, HELD_POSITIONS, Contrast
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs, pairs_like
 from ..prompts.problems import groups_of
-from ..runtime import results
+from ..runtime import base_result as results
+from ..runtime.base_result import Found, Shown, ShownTable, interval_columns, of_heads
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Found, Shown, ShownTable, interval_columns, of_heads
 from ..scores.streaming import recomputed_blocks
 from ..statistics import Prevalence, defined_mean, fewest_problems, mean_interval, prevalence_test
 

@@ -19,9 +19,9 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Measured, Prepared, prepare, single
 from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
+from ..runtime.base_result import interval_columns, limits_of, place_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import interval_columns, limits_of, place_of, tidy
 from ..statistics import defined_mean, holm, median_interval, sign_test
 from .activations import PARALLEL, check_widths, near_zero
 from .decompose import DECOMPOSED, Read

@@ -23,9 +23,9 @@ from ..patching.prepared import Measured, single
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import encode_within
+from ..runtime.base_result import Quantity, Shown, ShownTable, interval_columns, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Shown, ShownTable, interval_columns, tidy
 from ..runtime.text_safety import one_line
 from ..statistics import Prevalence, by_group, defined_mean, median_interval, prevalence_test
 

@@ -25,9 +25,9 @@ from ..models.load import load_model, untrained_twin
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem
+from ..runtime.base_result import Result
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
-from ..runtime.results import Result
 from ..scores import AttentionProfile, attention_profile
 from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval
 from .figures import MODELS, figure_named

@@ -11,7 +11,7 @@ from ..circuits.located import LocatedHeads
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
 from ..patching.sweep import PatchScores
-from ..runtime.results import Result, head_columns
+from ..runtime.base_result import Result, head_columns
 from ..statistics import CONFIDENCE, derive_generator
 
 N_RESAMPLES = 2_000

@@ -17,9 +17,9 @@ from ..models.info import ModelError, Recording
 from ..models.memory import halved, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.pairs import PromptPair
+from ..runtime.base_result import head_columns, of_heads, rows_per_head
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions, out_of_memory
-from ..runtime.results import head_columns, of_heads, rows_per_head
 from ..runtime.workers import Tick, Unit
 from .interventions import EdgeNoise, Intervention, Knockout, LayerState
 from .outcomes import Outcome, outcome_named

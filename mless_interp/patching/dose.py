@@ -18,9 +18,9 @@ from ..prompts.insertions import KINDS, Insertion
 from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
+from ..runtime.base_result import Shown, ShownTable, head_columns, interval_columns, limits_of, stacked, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Shown, ShownTable, head_columns, interval_columns, limits_of, stacked, tidy
 from ..runtime.workers import Tick, Unit
 from ..statistics import Interval, defined_mean, mean_interval, median_interval
 from .outcomes import Outcome, outcome_named

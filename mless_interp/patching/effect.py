@@ -11,8 +11,8 @@ import pandas as pd
 from .. import statistics
 from ..core.arguments import count_of, listed
 from ..prompts.conditions import CONTRASTS
+from ..runtime.base_result import Quantity, interval_columns, largest_first, limits_of, with_limits
 from ..runtime.columns import Column, columns_of
-from ..runtime.results import Quantity, interval_columns, largest_first, limits_of, with_limits
 from ..statistics import CONFIDENCE, SENSES, Interval, Prevalence, defined_mean
 from .prepared import Measured
 

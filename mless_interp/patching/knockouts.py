@@ -19,10 +19,10 @@ from ..models.info import ModelInfo
 from ..models.memory import rows_per_pass
 from ..prompts.conditions import CONTRASTS, OF_CIRCUITS, Contrast
 from ..prompts.pairs import PromptPair
-from ..runtime import results
+from ..runtime import base_result as results
+from ..runtime.base_result import Quantity, Shown, ShownTable, interval_columns, limits_of, tidy, with_limits
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Shown, ShownTable, interval_columns, limits_of, tidy, with_limits
 from ..statistics import CONFIDENCE, derive_generator, holm, median_interval, prevalence_test, sign_test
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, fewest_for
 from .interventions import Knockout, PatchZ, run_edits

@@ -17,8 +17,8 @@ from ..prompts.conditions import CONDITIONS, Contrast, Hidden
 from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
+from ..runtime.base_result import Result
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result
 from ..runtime.user_code import codes_of
 from ..runtime.workers import Compute, Unit
 from ..statistics import CONFIDENCE

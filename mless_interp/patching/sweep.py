@@ -20,10 +20,10 @@ from ..models.memory import halved, rows_per_pass, rows_per_request
 from ..models.traced_ops import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..prompts.pairs import PromptPair
-from ..runtime import results
+from ..runtime import base_result as results
+from ..runtime.base_result import Quantity, Shown, ShownTable, head_columns, of_heads, rows_per_head
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Shown, ShownTable, head_columns, of_heads, rows_per_head
 from ..runtime.user_code import codes_of
 from ..runtime.workers import Tick, Unit
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect

@@ -14,9 +14,9 @@ from ..models.base import Model
 from ..models.info import Inputs
 from ..models.sites import attention_sites
 from ..prompts.pairs import PromptPair, over_pairs
+from ..runtime.base_result import interval_columns, limits_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import interval_columns, limits_of, tidy
 from ..statistics import derive_generator, median_interval, sign_test
 from .outcomes import Outcome
 from .prepared import Measured, Prepared, prepare, single

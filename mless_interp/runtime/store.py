@@ -14,9 +14,9 @@ import numpy as np
 
 from ..core.arguments import checked
 from ..core.heads import Head
+from .base_result import Result
 from .checkpoint import plain
 from .folders import RESULTS, RUN, SAVED, damaged_files, new_folder
-from .results import Result
 
 DOCUMENT, ARRAYS = "results.json", "arrays.npz"
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")

@@ -17,7 +17,7 @@ from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import SEGMENTS, Prompt
-from ..runtime import results
+from ..runtime import base_result as results
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.workers import Tick

@@ -20,7 +20,7 @@ from ..models.info import Inputs
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
-from ..runtime import results
+from ..runtime import base_result as results
 from ..runtime.columns import ends_of
 from ..runtime.loop import RunOptions
 from ..runtime.user_code import codes_of

@@ -8,7 +8,7 @@ from ..answers.treatments import RANDOM
 from ..circuits.head_writes import KINDS, LOOKS, SIDES, UNITS, HeadWrites
 from ..circuits.paths import WAYS, DirectEffects
 from ..mechanism import ActivationShift
-from ..runtime.results import place_of, turned
+from ..runtime.base_result import place_of, turned
 from . import draw
 from .draw import HATCHES, LINES, Picture, Style, name_axes, name_ticks, reach_of, with_limits, words_of
 

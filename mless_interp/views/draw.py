@@ -26,8 +26,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
 from ..core.arguments import Arguments
+from ..runtime.base_result import Quantity, Result, ends_of, place_of, turned
 from ..runtime.columns import column_of
-from ..runtime.results import Quantity, Result, ends_of, place_of, turned
 from ..runtime.text_safety import code_of, one_line, short_name, shortened, visible
 from . import show_after_cell
 

@@ -11,8 +11,8 @@ from ..circuits.located import LocatedHeads
 from ..core.heads import Head, as_heads
 from ..mechanism import Mediation
 from ..patching.knockouts import ReadEffects
+from ..runtime.base_result import Result, largest_first, place_of, turned
 from ..runtime.columns import column_of
-from ..runtime.results import Result, largest_first, place_of, turned
 from ..runtime.text_safety import one_line
 from . import draw
 from .draw import FILLED, LINES, OPEN, Picture, Style, draw_forest, key_below, name_axes, panel, with_limits, words_of

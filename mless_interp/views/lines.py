@@ -8,7 +8,7 @@ from ..circuits.head_sets import CircuitCurve, MinimalSets
 from ..core.arguments import count_of
 from ..core.heads import Head, as_head, as_heads
 from ..patching.dose import DoseResponse
-from ..runtime.results import limits_of
+from ..runtime.base_result import limits_of
 from ..scores import AttentionProfile, Curve
 from . import draw
 from .draw import GREY, LINES, Axes, Picture, Style, draw_series, name_axes, name_ticks, with_limits, words_of

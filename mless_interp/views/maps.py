@@ -13,7 +13,7 @@ from ..core.arguments import count_of
 from ..core.heads import Head
 from ..mechanism import SpanReadings
 from ..mechanism.span_reading import READERS
-from ..runtime.results import Result, largest_first, turned
+from ..runtime.base_result import Result, largest_first, turned
 from . import draw
 from .draw import Axes, Picture, Style, draw_cells, name_axes, words_of
 

@@ -25,9 +25,9 @@ from markupsafe import Markup
 from ..core.arguments import Arguments, count_of
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
+from ..runtime.base_result import Result, ShownMap, turned
 from ..runtime.columns import KNOWN, Column, TextTable, column_of
 from ..runtime.folders import savable
-from ..runtime.results import Result, ShownMap, turned
 from ..runtime.text_safety import visible
 
 BLUE_TO_RED = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f".split()

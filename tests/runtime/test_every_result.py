@@ -16,8 +16,8 @@ from conftest import ROOT
 from small_results import KEPT, OTHERS, RESULTS, told
 
 import mless_interp as mi
+from mless_interp.runtime.base_result import Result
 from mless_interp.runtime.columns import ENDS, WIDTH, Table
-from mless_interp.runtime.results import Result
 
 EVERY = pytest.mark.parametrize("name", RESULTS)
 

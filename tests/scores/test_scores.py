@@ -22,7 +22,7 @@ from mless_interp.models.base import Model
 from mless_interp.models.info import LeanAttentionError
 from mless_interp.models.sites import site
 from mless_interp.prompts.pairs import PromptPair
-from mless_interp.runtime.results import of_heads
+from mless_interp.runtime.base_result import of_heads
 from mless_interp.scores import HeadScores, score_cache, score_heads, streaming
 
 NAME = site(0, "attn.hook_pattern")

@@ -13,7 +13,7 @@ from models_under_test import loaded, pairs_for
 from small_results import RESULTS, located, patched
 
 import mless_interp as mi
-from mless_interp.runtime.results import ShownMap
+from mless_interp.runtime.base_result import ShownMap
 from mless_interp.runtime.store import provenance
 from mless_interp.views.report import HeadMap, ShownPrompt
 

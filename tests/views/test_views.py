@@ -13,8 +13,8 @@ from PIL import Image
 from small_results import activations, answered, checked, patched, placed, read_apart
 
 import mless_interp as mi
+from mless_interp.runtime.base_result import ShownMap
 from mless_interp.runtime.columns import TextTable
-from mless_interp.runtime.results import ShownMap
 from mless_interp.views.report import HeadMap
 
 
