@@ -23,7 +23,8 @@ from typing import Any
 import mless_interp as mi
 
 ANALYSES = {"sweep": 16, "locate": 16, "profiles": 16, "accuracy": 64, "circuit": 26, "counting": 24, "paper": 16}
-"""How many problems of a small model; of qwen an eighth. The last two are studies."""
+"""How many problems of a small model; of qwen an eighth."""
+STUDIES = ("counting", "paper")
 QWEN: dict[str, Any] = {
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -75,7 +76,7 @@ def study(what: str, n: int) -> Any:
 def planned(model: str, what: str, n: int) -> dict[str, Any]:
     """What the plan says."""
 
-    if what in ("counting", "paper"):
+    if what in STUDIES:
         problems = mi.app.command_line.problems_of(model, limit=None)
         return mi.plan_run(model, problems, what=study(what, n), attention="sdpa", **HOW).to_dict()
     found = mi.plan_run(
@@ -97,7 +98,7 @@ def measured(model: str, what: str, n: int) -> dict[str, Any]:
     pairs = mi.make_pairs(loaded, problems, filler)
     quiet: dict[str, Any] = {"progress": False}
     began, named = time.perf_counter(), 0
-    if what in ("counting", "paper"):
+    if what in STUDIES:
         every = mi.app.command_line.problems_of(model, limit=None)
         found = mi.run_study(study(what, n), model=loaded, problems=every, **quiet)
         named = sum(len(each.found) for each in found.located.values())

@@ -186,9 +186,8 @@ def between_segments(n: int = 3) -> SegmentAttention:
     masses[..., 1, :2] = 0.5
     masses[..., 2, 1] = 0.3 + np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
     masses[..., 2, 2] = 1 - masses[..., 2, 1]
-    return SegmentAttention(
-        problems(n), SIX, ("system", "inserted", "question"), {"inserted": masses}, settings=SETTINGS
-    )
+    named = ("system", "inserted", "question")
+    return SegmentAttention(problems(n), SIX, named, {"inserted": masses}, settings=SETTINGS)
 
 
 def profiled(level: float = 0.02) -> AttentionProfile:
@@ -676,8 +675,6 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "Circuit of all parts": whole_circuit,
     "Circuit of no head": lambda: mi.Circuit((), (), located(0.0)),
     "Circuit of no given head": lambda: mi.Circuit((), ()),
-    "Circuit of other heads than its edges": lambda: replace(circuit(), heads=(mi.Head(0, 3),)),
-    "Circuit without direct effects and edges": lambda: replace(circuit(), direct=None, edges=None, together=None),
     "PatchScores, raising": lambda: replace(patched(12, insertion="slashes", outcome="p"), confidence=0.9),
     "PatchScores, lowering, of variants": lambda: replace(swept(), donor=-np.ones(24), settings={"dtype": "float16"}),
     "PatchScores, nothing shown": lambda: replace(patched(24), patched=patched(24).patched / 100),

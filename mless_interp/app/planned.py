@@ -174,13 +174,14 @@ def plan_run(
     given: tuple[Any, ...] = tuple(problems)
     pairs = given if insertion is None else make_pairs(shape, given, insertion, template=template)
     if study is not None:
-        of_each = [fit_pairs(each) for each in pairs_of(study, shape, study.in_order(given)).values()]
+        of_each = pairs_of(study, shape, study.in_order(given)).values()
         pairs = max(of_each, key=lambda pairs: sum(len(pair.inserted) for pair in pairs))  # stands for all insertions
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
     if not pairs or not all(isinstance(pair, PromptPair) for pair in pairs):
         raise ValueError("give problems with an insertion, or pairs alone")
     if study or what in ("sweep", "locate", "circuit"):
-        pairs = fit_pairs(pairs)
+        for made in [pairs] if study is None else of_each:
+            fit_pairs(made)
         read.check(tuple(pair.answered(read.appended) for pair in pairs))
     lengths = [len(pair.inserted) for pair in pairs]
     new = max_new_tokens or max(len(pair.solution_ids) for pair in pairs) or MAX_NEW_TOKENS
@@ -200,7 +201,8 @@ def plan_run(
         raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
     if not 0 <= n_fresh < len(pairs):
         raise ValueError(f"n_fresh must leave problems that name heads: 0 to {len(pairs) - 1}, got {n_fresh}")
-    work = _Work(shape, str(what), read, pairs, template, new, places, tflops, n_fresh, study)
+    called = str(what) if study is None else f"study {study.title!r}"
+    work = _Work(shape, called, read, pairs, template, new, places, tflops, n_fresh, study)
     works, of = [work], ""
     if study is not None:
         n, of = float(len(of_each)), f", {count_of(len(of_each), 'insertion')}"
@@ -215,8 +217,7 @@ def plan_run(
         sizes = len(pairs), shape.n_parameters, (min(lengths), max(lengths))
         kept = [each.memory(chosen) for each in works]
         bytes_of = {part: max(each[part] for each in kept) for part in kept[0]}
-        called = what if study is None else f"study {study.title!r}"
-        plan = Plan(name, str(called), chosen, *sizes, {}, bytes_of, places[device], False, n_fresh)
+        plan = Plan(name, called, chosen, *sizes, {}, bytes_of, places[device], False, n_fresh)
         if plan.fits:
             break
     timed, began = memory is None and shape.is_here and plan.fits, time.perf_counter()

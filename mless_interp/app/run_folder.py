@@ -212,9 +212,9 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
     if not whole:
         return _finish(dataclasses.replace(asked, overwrite=found.options["overwrite"]), present, report=True)
     ours, presented = folders.listed_in(folder), present(found)
-    for file in (*presented.files, PAGE):
-        if (folder / file).exists() and (file not in ours or folders.damaged_files(folder, [file])):
-            raise FileExistsError(f"{str(folder / file)!r} is not as the run wrote it: move it away, then report again")
+    there = [file for file in (*presented.files, PAGE) if (folder / file).exists()]
+    for file in (*(set(there) - set(ours)), *folders.damaged_files(folder, there)):
+        raise FileExistsError(f"{str(folder / file)!r} is not as the run wrote it: move it away, then report again")
     written = write(folder, found, presented, report=True)
     folders.write_manifest(folder, only={*ours, *written})
     _tell(folder, found, written)

@@ -60,7 +60,7 @@ def compute(options: Options) -> Computed:
     study = read_study(options.file).with_changes(**changes, seeds=None if options.seed is None else (options.seed,))
     whole = replace(options, model=study.model, problems=study.problems)
     questions = whole.first(study.n_read)
-    study.in_order(questions)
+    study.in_order(questions)  # too few are refused before the model is loaded
     model = whole.load()
     progress = not options.no_progress
     found = run_study(study, model=model, problems=questions, checkpoint=options.partial, progress=progress)

@@ -1,4 +1,4 @@
-"""What every head does with an insertion, profiles and metrics of whole runs, streamed."""
+"""What every head does with an insertion: profiles and metrics of whole runs, streamed."""
 
 from .catalogue import DEFAULT, METRICS, SINKS, Metric
 from .profiles import AttentionProfile, Curve, SegmentAttention, attention_between_segments, attention_profile

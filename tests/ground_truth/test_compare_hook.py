@@ -194,18 +194,14 @@ def test_a_capture_is_recognised(case: Any) -> None:
         return lambda prompts: [captured([prompt], part, **how)[0] for prompt in prompts]
 
     first, second, n, wide = slice(0, d), slice(d, 2 * d), len(pairs[0].inserted), model.info.d_model
-    last = slice(wide - d, wide)
+    last, added = slice(wide - d, wide), f"of blocks.1.hook_attn_out, {MIXED}"
     assert mi.compare_capture(model, pairs, alone(first), "L1H0").passed
     name = "blocks.1.attn.hook_rot_k"
     run = model.run(torch.tensor([pairs[0].inserted.ids]), capture={name: None})
     for capture, of, words in (
         (alone(second), "z", "it is z of L1H1"),
-        (alone(first, before=False), "z", f"it is coordinates 0 to {d - 1} of blocks.1.hook_attn_out, {MIXED}"),
-        (
-            alone(last, before=False),
-            "z",
-            f"it is coordinates {wide - d} to {wide - 1} of blocks.1.hook_attn_out, {MIXED}",
-        ),
+        (alone(first, before=False), "z", f"it is coordinates 0 to {d - 1} {added}"),
+        (alone(last, before=False), "z", f"it is coordinates {wide - d} to {wide - 1} {added}"),
         (lambda _: [run.captured[name][0, :, 0]], "k", "it is rot_k of L1H0"),
         (alone(slice(0, 2 * d)), "z", f"it has shape [{n}, {2 * d}], where [{n}, {d}] is meant"),
         (lambda ids: [alone(second)(ids)[0][:-1]], "z", f"it has shape [{n - 1}, {d}], where [{n}, {d}] is meant"),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import mless_interp as mi
+from mless_interp.statistics import detectable_prevalence
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # too few problems: what is measured here
 
@@ -37,3 +38,5 @@ def test_stored_effects_are_judged_as_the_analysis_judges() -> None:
     assert made.passes[made.prevalence == 1].mean() > 0.9 and made.passes[made.prevalence < 0.5].max() == 0
     assert made.false == bench.Tally(0, 5)
     assert sum(cells for _, cells, _, _ in made.rows((0, 0.5, 1))) == made.prevalence.size
+    # the promise is the inverse of the detectable prevalence
+    assert bench.promised(64, 112, detectable_prevalence(64, 2 * 2 * 112, alpha=0.04)) == pytest.approx(0.8)

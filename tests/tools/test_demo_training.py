@@ -44,8 +44,14 @@ def test_bundled_problems_are_those_of_the_generator(problems: list[dict[str, An
     assert all(task.is_held_out(story) for story in stories) and len(set(stories)) == len(stories) == 564
 
 
-def test_it_answers_right_where_the_chat_template_asks(demo: Loaded, problems: list[dict[str, Any]]) -> None:
+def test_its_tokenizer_holds_every_word_and_it_answers_right_where_the_chat_template_asks(
+    demo: Loaded, problems: list[dict[str, Any]]
+) -> None:
     model, tokenizer = demo
+    for problem in problems:
+        text = f"{problem['system']}{problem['problem']} {problem['solution']} {task.EOS}"
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.unk_token_id not in ids and len(ids) == len(text.split()) and tokenizer.decode(ids) == text
     right = 0
     for problem in problems[:20]:
         turns = [{"role": "system", "content": task.SYSTEM}, {"role": "user", "content": problem["problem"]}]

@@ -103,11 +103,8 @@ def test_what_is_read_is_the_pattern_with_its_texts_and_places(model: Any) -> No
     read = circuits.read_attention(model, pair, heads)
     assert (read.problem_id, read.insertion, read.n_inserted) == (pair.id, pair.insertion.label, pair.n_inserted)
     assert (tuple(map(str, read.heads)), [panel.condition for panel in read.panels]) == (heads, ["base", "inserted"])
-    (replaced,) = mi.pairs_from_ids([[5, 6, 7]], [8], clean=[[5, 9, 7]])
-    assert [panel.condition for panel in circuits.read_attention(model, replaced, heads).panels] == [
-        "clean",
-        "inserted",
-    ]
+    drawn = circuits.read_attention(model, *mi.pairs_from_ids([[5, 6, 7]], [8], clean=[[5, 9, 7]]), heads).panels
+    assert [panel.condition for panel in drawn] == ["clean", "inserted"]
     names = ["blocks.0.attn.hook_pattern", "blocks.1.attn.hook_pattern"]
     for panel, prompt in zip(read.panels, (pair.base, pair.inserted), strict=True):
         run = model.run(pair.condition(panel.condition), capture=dict.fromkeys(names), logits_at="none").captured

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from browser import Browser, Page
 from models_under_test import loaded, pairs_for
-from small_results import RESULTS, located, patched
+from small_results import located, patched
 
 import mless_interp as mi
 from mless_interp.runtime.base_result import ShownMap
@@ -93,14 +93,6 @@ def test_pictures_after_the_second_are_folded() -> None:
     pictures = {f"{name}.": mi.views.forest(patched(12)) for name in "abc"}
     kinds = [part.kind for part in mi.Report("T", question="Q?").result(patched(12), pictures=pictures).parts]
     assert kinds[:5] == ["heading", "head_map", "picture", "folded", "folded"]
-
-
-def test_what_the_answer_says_is_not_said_again() -> None:
-    result = RESULTS["AccuracyResults"]()
-    told, _, more = result.headline().partition(";")
-    page = mi.Report("T", question="Q?", answer=result.headline()).result(result)
-    said = [part.text for part in page.parts if part.kind == "text"]
-    assert more and sorted([*said, f"{told}."]) == sorted(result.explain().splitlines()[1:])
 
 
 def test_numbers_sort_as_numbers_both_ways_and_undefined_stays_last(chrome: Browser, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pictures_under_test import KEPT, PAGES, PICTURES, drawn
 from PIL import Image
-from small_results import activations, answered, checked, patched, placed, read_apart
+from small_results import activations, answered, checked, patched, placed
 
 import mless_interp as mi
 from mless_interp.runtime.base_result import ShownMap
@@ -35,7 +35,6 @@ def test_what_is_asked_for_in_vain_is_named() -> None:
         ),
         (lambda: mi.views.site_map(placed(), value="nothing"), "no column"),
         (lambda: mi.views.head_map(checked()), "needs a row per head; this table has claim, measured"),
-        (lambda: mi.views.summary_plot(read_apart()), "the table of its print is empty or has no number"),
         (lambda: TextTable.of(patched().table(), "", columns=["effects"]), "no column 'effects' to show; there are"),
     ):
         with pytest.raises(ValueError, match=message):
