@@ -31,6 +31,7 @@ from ..runtime import folders
 from ..runtime.loop import out_of_memory
 from ..runtime.text_safety import visible
 from ..runtime.workers import Engine, Processes, RayWorkers, Shard, here
+from . import INCLUDED
 
 if TYPE_CHECKING:
     from ..models.base import Model
@@ -69,6 +70,14 @@ def is_file(name: str | None) -> str | None:
     """Refuse a file that is not there before torch is imported."""
     if name not in (None, "demo", "math500") and not Path(name).exists():
         raise _not_there("file", Path(name))
+    return name
+
+
+def is_study(name: str, or_of: Iterable[str] = ()) -> str:
+    """Refuse what is neither a study (included, or a file) nor `or_of` these analyses before torch is imported."""
+    known = (*or_of, *INCLUDED)
+    if name not in known and not Path(name).is_file():
+        raise typer.BadParameter(f"there is no {name!r}{nearest(name, known)}: give {', '.join(known)} or a .toml file")
     return name
 
 
@@ -153,8 +162,13 @@ class Saving:
     no_progress: bool = option(False, "No progress bars.", "--no-progress")
 
     def __post_init__(self) -> None:
-        if self.wait and self.shard is None:
-            raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
+        for names, used, by in (
+            ("wait", self.shard is not None, "--shard"),
+            ("workers", self.engine in ("processes", "ray"), "--engine processes or ray"),
+            ("gpus_per_worker address", self.engine == "ray", "--engine ray"),
+        ):
+            if not used:
+                self.only_defaults(names, f"without {by} it has no effect")
 
     @property
     def partial(self) -> Path:

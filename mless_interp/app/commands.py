@@ -11,10 +11,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ..core.arguments import nearest
 from ..prompts.problems import load_problems
 from ..runtime.text_safety import WIDTH, one_line
-from . import INCLUDED
 from . import command_line as line
 from .circuit import N_CONFIRM
 from .run_folder import MOST_LINES, Kept, Presented, check_run, read, write
@@ -68,15 +66,6 @@ def check(options: Checking) -> None:
     raise typer.Exit(0 if passed else 1)
 
 
-def _planned(what: str) -> str:
-    """Refuse what is neither an analysis nor a study before torch is imported."""
-    if what not in (*PLANNED, *INCLUDED) and not Path(what).is_file():
-        meant = nearest(what, (*PLANNED, *INCLUDED))
-        known = f"an analysis ({', '.join(PLANNED)}), an included study ({', '.join(INCLUDED)}) or a .toml file"
-        raise typer.BadParameter(f"there is no {what!r}{meant}: give {known}")
-    return what
-
-
 @dataclass(frozen=True, kw_only=True)
 class Planning(line.Inserting):
     """The options of `plan`."""
@@ -86,7 +75,7 @@ class Planning(line.Inserting):
         "locate",
         f"{', '.join(PLANNED)}, or a study (its name or .toml file).",
         metavar="WHAT",
-        callback=_planned,
+        callback=lambda what: line.is_study(what, or_of=PLANNED),
     )
     limit: int | None = line.option(None, "Number of problems. [default: the analysis' own]", min=1)  # type: ignore[assignment]
     confirm: int | None = line.option(None, "locate, circuit: fresh problems. [default: the analysis' own]", min=0)
@@ -116,6 +105,8 @@ def plan(options: Planning) -> None:
             raise ValueError(f"--answers goes with a study, not with {options.what}")
         if fresh and options.what not in ("locate", "circuit"):
             raise ValueError(f"--confirm goes with locate and circuit, not with {options.what}")
+        if options.what != "accuracy":
+            options.only_defaults("max_new_tokens", f"{options.what} answers nothing")
         questions = replace(options, limit=wanted + fresh).questions()
         insertion = options.filler(seed=options.seed or 0)
         how |= options.chosen("what", "outcome") | {"insertion": insertion, "n_fresh": fresh}

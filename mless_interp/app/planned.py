@@ -182,7 +182,7 @@ def plan_run(
     if study or what in ("sweep", "locate", "circuit"):
         for made in [pairs] if study is None else of_each:
             fit_pairs(made)
-        read.check(tuple(pair.answered(read.appended) for pair in pairs))
+        read.check(tuple(read.asked(pair, shape.info) for pair in pairs))
     lengths = [len(pair.inserted) for pair in pairs]
     new = max_new_tokens or max(len(pair.solution_ids) for pair in pairs) or MAX_NEW_TOKENS
     new = min(new, max(1, shape.info.context_length - max(lengths)))

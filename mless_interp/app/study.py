@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from . import INCLUDED
-from .command_line import MODEL_HELP, Asking, argument, is_file, is_model, option, tell
+from .command_line import MODEL_HELP, Asking, argument, is_file, is_model, is_study, option, tell
 from .run_folder import Computed, Kept, Presented, Report, program
 
 
@@ -17,9 +17,7 @@ def _listed(study: str | None) -> str | None:
     if study is None:
         tell("\n".join(f"{name:28}{tomllib.loads(path.read_text())['title']}" for name, path in INCLUDED.items()))
         raise typer.Exit
-    if study not in INCLUDED and not Path(study).exists():
-        raise typer.BadParameter(f"no study or file {study!r}; included: {', '.join(INCLUDED)}")
-    return study
+    return is_study(study)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,10 @@ class Outcome:
             if not 1 <= min(reads := self.reads(grown), default=0) <= len(grown.inserted) - grown.span[0]:
                 what = "positions from the insertion on, counted from the end (1: the last),"
                 raise ValueError(f"the outcome {self.name!r} must read {what} of problem {pair.id!r}, got {reads}")
-            return grown if over <= 0 else pair.answered(self.appended, unfed=min(over, min(reads) - 1))
+            if over >= min(reads):
+                needs = f"problem {pair.id!r} needs {len(grown.inserted) + 1 - min(reads)} positions with its {self.appended}"
+                raise ValueError(f"{needs}, but {info.name} has a context of {info.context_length}: leave it out")
+            return grown if over <= 0 else pair.answered(self.appended, unfed=over)
         given = {"answer": pair.answer_ids, "solution": pair.solution_ids, "distractor": pair.distractor_ids}
         for what, ids in ((what, given[what]) for what in (self.appended, "distractor")):
             if len(ids) > 1 or max(ids, default=0) >= info.n_classes:
