@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ def measured(model: str, what: str, n: int) -> dict[str, Any]:
         mi.score_heads(loaded, pairs, **quiet)
         mi.attention_profile(loaded, pairs, heads=loaded.info.heads[:3], **quiet)
     elif what == "accuracy":
-        mi.evaluate_accuracy(loaded, problems, [None, filler], max_new_tokens=48, **quiet)
+        treatments = [None, *(replace(filler, n_tokens=filler.n_tokens - less) for less in range(4))]
+        mi.evaluate_accuracy(loaded, problems, treatments, max_new_tokens=48, **quiet)
     else:
         naming, fresh = pairs[: n // 2], pairs[n // 2 :]
         found = mi.locate_heads(loaded, naming, confirm=fresh, **quiet)

@@ -44,8 +44,8 @@ class Options(Pairing):
             one_of(name, PARTS, "part to leave out")
         if given and set(without) == set(PARTS):
             raise ValueError("--without leaves out every part, and with --heads nothing else is measured: keep one")
-        if given and self.by is not None:
-            raise ValueError("--by goes with heads that are located, not with --heads")
+        if given:
+            self.only_defaults("by most_heads", "--heads are traced as they are given")
         confirm = (0 if given else N_CONFIRM) if self.confirm is None else self.confirm
         if confirm == 1 or (given and confirm):
             raise ValueError(f"--confirm must be 0 {'with --heads' if given else 'or at least 2'}, got {confirm}")
@@ -108,6 +108,7 @@ def present(kept: Kept) -> Presented:
     files |= {f"{name}.csv": part.table() for name, part in parts}
     if (located := circuit.located) is not None:
         files |= {"heads.csv": located.table(), "head_map.png": views.head_map(located)}
+        files |= {} if located.confirmation is None else {"confirmed.csv": located.confirmation.table()}
     if circuit.edges is not None:
         files["edges.parquet"] = circuit.edges.to_frame()
     return Presented(files, lambda: page_of(kept, pictures))

@@ -105,8 +105,9 @@ def plan(options: Planning) -> None:
             raise ValueError(f"--answers goes with a study, not with {options.what}")
         if fresh and options.what not in ("locate", "circuit"):
             raise ValueError(f"--confirm goes with locate and circuit, not with {options.what}")
-        if options.what != "accuracy":
-            options.only_defaults("max_new_tokens", f"{options.what} answers nothing")
+        answers = options.what == "accuracy"
+        unused = "outcome" if answers else "max_new_tokens"
+        options.only_defaults(unused, f"{options.what} {'grades' if answers else 'writes no'} answers")
         questions = replace(options, limit=wanted + fresh).questions()
         insertion = options.filler(seed=options.seed or 0)
         how |= options.chosen("what", "outcome") | {"insertion": insertion, "n_fresh": fresh}
@@ -146,8 +147,8 @@ def compare(
         raise ValueError("compare takes two or more folders of finished runs, each once")
     if out is not None and any(Path(os.path.realpath(out)).is_relative_to(folder) for folder in there):
         raise ValueError(f"--out {str(out)!r} is one of the compared runs, or inside one: choose another folder")
-    if report and out is None:
-        raise ValueError("--report needs --out, the folder where the page goes")
+    if (report or overwrite) and out is None:
+        raise ValueError(f"--{'report' if report else 'overwrite'} needs --out, the folder where tables and page go")
     for folder in folders:
         check_run(folder)  # before pandas and torch are imported
     import pandas as pd

@@ -40,6 +40,7 @@ from ..prompts.prompt import Tokenizer
 from ..runtime.loop import RunOptions
 from ..runtime.text_safety import visible
 from . import INCLUDED
+from .accuracy import TREATMENTS
 from .command_line import Attention
 from .study_runner import Study, pairs_of, read_study
 
@@ -53,11 +54,10 @@ COSTS = {
 }
 """Whole passes and exact sweeps of a problem where nothing can be timed; of a circuit as on models of 4 to 28 layers."""
 OF_A_CONTRAST = 3  # whole passes of a problem, and one more for its attention, in a study
-N_TREATMENTS = 2  # answers are given without the insertion and with it
 N_NAMED = 8  # heads that are taken to be in a circuit
 N_SETS = 400  # sets of heads that a search measures on a problem, about: sufficient, necessary and random ones
 SMALL = 10**8  # parameters up to which a model is run by default with attention that can be shown
-IMPORTING = 3.0  # seconds that libraries take
+AROUND = 12.0  # seconds in which libraries load and, at the end, tables and pictures are made
 LOADED_PER_SECOND = 0.6e9  # bytes of weights that are read, checked and hashed
 REACHED = {"here": 0.8, "elsewhere": 0.4}  # of a matrix product's speed, measured here or as a GPU's own figure
 ROWS_OF_A_GPU = 200  # prompts that a GPU answers in the time of one: it reads all weights for each token
@@ -147,7 +147,7 @@ def plan_run(
     name : "demo", a directory with config.json and a tokenizer (with or without weights), or a hub id.
     problems : with the `insertion` and the `template`, or pairs that are made already.
     what : "sweep" (one exact sweep of all heads), "locate" (exact sweeps and controls), "profiles", "mechanism", "accuracy"
-        (without insertion and with it, answers of up to `max_new_tokens`, default as long as the longest solution),
+        (the command's five treatments, answers of up to `max_new_tokens`, default as long as the longest solution),
         "circuit"; or a study, by its name, its .toml file or as `read_study` gives it: all else is as it says.
     n_fresh : how many of the problems, of "locate" or "circuit", test what the others name.
     backend, dtype, device, attention : as `load_model` takes them; None: chosen here.
@@ -204,13 +204,15 @@ def plan_run(
     called = str(what) if study is None else f"study {study.title!r}"
     work = _Work(shape, called, read, pairs, template, new, places, tflops, n_fresh, study)
     works, of = [work], ""
+    if what == "accuracy":
+        works, of = [replace(work, times=len(TREATMENTS))], f", {len(TREATMENTS)} treatments"
     if study is not None:
-        n, of = float(len(of_each)), f", {count_of(len(of_each), 'insertion')}"
+        n, of = len(of_each), f", {count_of(len(of_each), 'insertion')}"
         works = [replace(work, what="effects", pairs=pairs[: study.limit], times=n)]
         if study.heads == "all":
             works.append(replace(work, what="locate", pairs=pairs[: study.limit + study.confirm], times=n))
         if study.answers:
-            answered: Arguments = {"pairs": pairs[: study.answers], "times": (n + 1) / N_TREATMENTS}
+            answered: Arguments = {"pairs": pairs[: study.answers], "times": n + 1}
             works.append(replace(work, what="accuracy", **answered))
     for one in [dtype] if dtype else ["bfloat16"] if shape.bits else ["float32", "bfloat16"]:
         chosen = {"backend": backend, "dtype": one, "device": device, "attention": attention}
@@ -224,9 +226,9 @@ def plan_run(
     if timed:
         how: Arguments = {name.replace("attention", "attn_implementation"): value for name, value in chosen.items()}
         model = load_model(shape.info.name, **how)
-        parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
+        parts = {"libraries, loading, self-check and pictures": AROUND + time.perf_counter() - began}
     else:
-        parts = {"libraries and loading": IMPORTING + shape.weights(chosen["dtype"]) / LOADED_PER_SECOND}
+        parts = {"libraries, loading and pictures": AROUND + shape.weights(chosen["dtype"]) / LOADED_PER_SECOND}
     for each in works:
         spent = each.timed(model) if timed else each.counted(chosen)
         parts |= {f"{part}{of}": each.times * seconds for part, seconds in spent.items()}
@@ -247,7 +249,7 @@ class _Work:
     tflops: float | int | None
     n_fresh: int
     study: Study | None
-    times: float = 1.0
+    times: int = 1
 
     @property
     def cost(self) -> tuple[int, int]:
@@ -308,7 +310,7 @@ class _Work:
                 how: Arguments = {"template": self.template, "progress": False}
                 asked = partial(answers.evaluate_accuracy, model, some, treatments, **how)
                 of_batch = extrapolated(lambda eights: asked(max_new_tokens=8 * eights), self.new_tokens / 8, sizes=2)
-                return {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
+                return {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch / len(treatments)}
             case "profiles":
                 drawn = partial(scores.attention_profile, heads=heads[:3])
                 return {"profiles of all heads": spent(n, scores.score_heads, drawn)}
@@ -371,8 +373,8 @@ class _Work:
 
         if self.what != "accuracy":
             return {f"{self.what}, {self.times * n:.2g} operations": n / speed(512)}
-        prompts = N_TREATMENTS * sum(len(pair.inserted) for pair in self.pairs)
-        new, length = N_TREATMENTS * len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
+        prompts = sum(len(pair.inserted) for pair in self.pairs)
+        new, length = len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
         reading = shape.operations(length, positions=prompts, read=0) / speed(512)
         writing = shape.operations(length, positions=new, read=new) / speed(self.batch)
         return {f"answers of {self.new_tokens} tokens": reading + writing}

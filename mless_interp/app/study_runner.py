@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,8 +101,8 @@ class Study:
     def __post_init__(self) -> None:
         several_of(self.contrasts, CONTRASTS, "contrast")
         outcome_named(self.outcome, signed_for="a study")
-        if not self.seeds or min(self.seeds) < 0:
-            raise ValueError(f"seeds must be one or more numbers, 0 or more, got {list(self.seeds)}")
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must be one or more different numbers, 0 or more, got {list(self.seeds)}")
         one_of(self.heads, ("none", "all"), "choice of heads")
         template_named(self.template)
         for metric in self.metrics:
@@ -119,7 +119,8 @@ class Study:
             raise ValueError("a study needs insertions: write [[insertions]] with a name and a kind")
         slugs = [NONE, *(slug(row.name) for row in self.rows(ANY_PROBLEMS))]
         if twice := [each for each in slugs if slugs.count(each) > 1]:
-            raise ValueError(f"two treatments are named {twice[0]!r} ({NONE!r} is the one without an insertion)")
+            why = f"case and signs make no difference, and {NONE!r} is the one without an insertion"
+            raise ValueError(f"two treatments are named {twice[0]!r} ({why})")
 
     @property
     def n_problems(self) -> int:
@@ -197,9 +198,11 @@ def _study(told: Mapping[str, Any]) -> Study:
     return _made(Study, {**told, "insertions": made})
 
 
-def _made(kind: type[Found], told: Mapping[str, Any]) -> Found:
+def _made(kind: Any, told: Mapping[str, Any]) -> Any:
     for key in told:
-        one_of(key, kind.__dataclass_fields__, "key")  # type: ignore[attr-defined]
+        one_of(key, kind.__dataclass_fields__, "key")
+    if lacking := [each.name for each in fields(kind) if each.default is MISSING and each.name not in told]:
+        raise ValueError(f"the key {lacking[0]!r} is missing")
     return kind(**told)
 
 

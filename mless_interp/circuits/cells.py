@@ -111,13 +111,24 @@ def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
         model.attention_output(layer)
 
 
-def heads_of(model: Model, heads: Asked | None, what: str) -> tuple[Head, ...]:
-    """Return the heads asked for (None: all), or those that locating named."""
+def heads_of(model: Model, heads: Asked | None, what: str, **asked: str | Outcome) -> tuple[Head, ...]:
+    """Return the heads asked for (None: all), or those that locating named under the contrast and outcome that are `asked`."""
     if isinstance(heads, LocatedHeads):
+        check_question(heads, **asked)
         if not heads.found:
             raise ValueError(f"locating named no head, so there is none to {what}: give heads=[...]")
         heads = tuple(heads.found)
     return model.info.chosen(heads, what=what)
+
+
+def check_question(located: LocatedHeads, **asked: str | Outcome) -> None:
+    """Raise `ValueError` where heads were located under another contrast or outcome than they are asked about."""
+    for name, value in asked.items():
+        here = getattr(value, "name", value)
+        if (there := ({"contrast": "content"} | located.settings).get(name, here)) != here:
+            raise ValueError(
+                f"heads were located with {name}={there!r}, not {here!r}: pass that, or heads=list(found.found)"
+            )
 
 
 def has_mlps(model: Model) -> bool:

@@ -88,7 +88,7 @@ def minimal_sets(
     for problems, n_tests, what in ((search, 2, "find sets"), (other, len(SIDES), "confirm them")):
         if problems.n_groups < (needed := fewest_problems(n_tests)):  # of the total effect both senses are tested
             raise ValueError(f"at least {needed} problems are needed to {what}, got {problems.n_groups}")
-    given = None if heads is None else heads_of(model, heads, "find sets of")
+    given = None if heads is None else heads_of(model, heads, "find sets of", contrast=contrast, outcome=outcome)
     refuse_without_gradients(model, "minimal_sets")
     kept = options.part("gates").checkpoint
     of: Arguments = {"contrast": contrast, "outcome": search.outcome, "method": "gate_ig" if between.cuts else "atp"}

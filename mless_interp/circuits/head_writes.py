@@ -78,7 +78,7 @@ def what_it_writes(
     Source: nostalgebraist's logit lens (2020), of heads Elhage et al. (2021), Wang et al. (2211.00593); methods §8.1.
     """
     check_count(top, name="top")
-    chosen = heads_of(model, heads, "describe")
+    chosen = heads_of(model, heads, "describe", contrast="content")
     need_weights(model, [head.layer for head in chosen], "what_it_writes")
     model.need_rotated("what heads take from the span, and where they look,")
     sweep, prepared = Sweep.named("content", "denoising", "z"), prepare(model, pairs)

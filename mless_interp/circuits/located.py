@@ -418,7 +418,8 @@ class LocatedHeads(Verdicts):
             return ""
         undecided = [head for head, kind in zip(self.heads, self.judged.kinds, strict=True) if kind == "undecided"]
         few = f" ({listed(undecided, NAMED_AT_MOST)})" * (0 < len(undecided) <= NAMED_AT_MOST)
-        return f"Not named: {self.judged.kinds.count('negligible')} negligible, {len(undecided)} undecided{few}."
+        table = "Table: fresh problems. " * (self.confirmation is not None)
+        return f"{table}Not named: {self.judged.kinds.count('negligible')} negligible, {len(undecided)} undecided{few}."
 
     def caveats(self) -> list[str]:
         some = [*filter(None, [rules.few_problems(self.judged.effect.n, len(self.heads), self.confidence)])]

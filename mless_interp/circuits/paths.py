@@ -180,7 +180,7 @@ def trace_paths(
     """
     layers = model.need_layers("trace_paths").layers
     if edges is None:
-        chosen = _among(model, layers, heads, mlps, tuple(inputs))
+        chosen = _among(model, layers, heads, mlps, tuple(inputs), contrast=contrast, outcome=outcome)
     elif heads is not None or mlps:
         raise ValueError("give heads (and mlps) or edges, not both")
     else:
@@ -213,7 +213,12 @@ def trace_paths(
 
 
 def _among(
-    model: Model, layers: Layers, heads: cells.Asked | None, mlps: str | Iterable[int], inputs: tuple[str, ...]
+    model: Model,
+    layers: Layers,
+    heads: cells.Asked | None,
+    mlps: str | Iterable[int],
+    inputs: tuple[str, ...],
+    **asked: str | Outcome,
 ) -> tuple[Edge, ...]:
     if heads is None:
         raise ValueError("trace_paths needs heads (a list, or what locate_heads gave) or edges")
@@ -221,7 +226,7 @@ def _among(
     if isinstance(mlps, str):
         every = range(model.info.n_layers) if cells.has_mlps(model) else ()
         mlps = one_of(mlps, {"all": every}, "mlps (or layers, zero-based)")
-    parts: list[Node] = [*sorted(cells.heads_of(model, heads, "trace paths between"))]
+    parts: list[Node] = [*sorted(cells.heads_of(model, heads, "trace paths between", **asked))]
     parts += [Mlp(model.info.check_layer(layer)) for layer in mlps]
     return tuple(
         Edge(sender, receiver, part)
@@ -423,7 +428,7 @@ def direct_effects(
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
-    chosen = cells.heads_of(model, heads, "split")
+    chosen = cells.heads_of(model, heads, "split", contrast=contrast, outcome=outcome)
     cells.need_weights(model, [head.layer for head in chosen], "direct_effects")
     problems = cells.compared(model, pairs, contrast, direction, outcome, control)
     options = RunOptions(checkpoint, progress, seed)

@@ -160,7 +160,7 @@ def map_positions(
     options = RunOptions(checkpoint, progress, seed)
     check_count(n_rows, name="n_rows")
     check_count(n_blocks, name="n_blocks")
-    chosen = heads_of(model, heads, "map")
+    chosen = heads_of(model, heads, "map", contrast=contrast, outcome=outcome)
     need_weights(model, [head.layer for head in chosen], "map_positions")
     model.need_rotated("knockouts of a part of the span")
     prepared, sweep = problems = compared(model, pairs, contrast, "denoising", outcome, control)

@@ -93,7 +93,7 @@ def transfer(
         one_of(control, {"random_sentence": None}, "control")
     model.need_rotated("lambda and Sigma")
     prepared = prepare(model, pairs, outcome, signed_for="a transfer")
-    chosen = heads_of(model, heads, "transfer")
+    chosen = heads_of(model, heads, "transfer", contrast="content", outcome=outcome)
     search, other = halves(prepared, fresh)
     needed, got = fewest_for(2 * len(CELLS)), f"got {len(search.ids)} and {len(other.ids)}"
     if len(search.ids) < 2 or len(other.ids) < needed:

@@ -66,6 +66,10 @@ def pairs_from_ids(
             made.append(_pair({key: values[at] for key, values in given.items()}, names or {}))
         except ValueError as error:
             raise ValueError(f"problem {at} (zero-based): {error}") from None
+    first: dict[str, int] = {}
+    for at, pair in enumerate(made):
+        if (same := first.setdefault(pair.id, at)) != at:
+            raise ValueError(f"problem {at} is problem {same} again (zero-based): give each once")
     return Several(made)
 
 

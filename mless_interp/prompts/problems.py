@@ -47,10 +47,8 @@ class Problem:
         for what in ("question", "id"):
             if not getattr(self, what).strip():
                 raise ValueError(f"problem {self.id!r}: its {what} is empty")
-        if re.search("[\ud800-\udfff]", self.id):
-            raise ValueError(
-                f"problem {self.id!r}: its id holds half of a character, which no file takes: write it whole"
-            )
+        if re.search("[\ud800-\udfff]", "".join(self.texts.values())):
+            raise ValueError(f"problem {self.id!r} holds half of a character, which no file takes: write it whole")
 
     @property
     def asked(self) -> tuple[str, str]:

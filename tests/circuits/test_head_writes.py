@@ -96,7 +96,7 @@ def test_keys_are_ranked_over_problems_that_have_them() -> None:
     np.testing.assert_array_equal(values[3], [[3, np.nan, np.nan, -2], [2, np.nan, np.nan, -1]])
     for n_have, enough in ((3, False), (4, True)):  # of 40 problems, a tenth has to have a token
         ids = [[0, 1, 4, 5 if at < n_have else 2] for at in range(40)]
-        pairs = mi.pairs_from_ids(ids, [1] * 40, span=(2, 3))
+        pairs = mi.pairs_from_ids(ids, range(40), span=(2, 3))
         scores = [np.array([[float(token) for token, _ in _places(pair)]]) for pair in pairs]
         assert (_looked_at(pairs, scores, 1)[0][0][0] == (5, 0)) == enough
 
