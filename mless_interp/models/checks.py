@@ -86,7 +86,7 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
     if not logits.isfinite().all():
         raise ModelError("its logits contain NaN or infinity on a prompt of ordinary tokens; are the weights complete?")
     largest = size(logits)
-    allowed = tolerance * max(largest, 1.0)
+    allowed = tolerance * largest
     difference = row_error = gap = None
     if reference is not None:
         difference = apart(logits, reference).error
