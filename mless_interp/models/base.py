@@ -246,7 +246,7 @@ class Model(ABC):
             return found
         raise ModelError(
             f"{self._called}: layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts share "
-            "none), so activation metrics and ARM are undefined for it"
+            "none, attention alone has none), so activation metrics and ARM are undefined for it"
         )
 
     def attention_output(self, layer: int) -> AttentionOutput:
