@@ -15,7 +15,7 @@ TREATMENTS = "none mless mful random_sentence arm".split()
 OF_TREATMENTS = {
     "unit": "mless",
     "word": "mful",
-    "n_tokens": "mless mful random_sentence",
+    "n_tokens place": "mless mful random_sentence",
     "arm_c arm_p1 arm_reading": "arm",
 }
 """Options, and the treatments for which they are."""

@@ -62,7 +62,7 @@ def compute(options: Options) -> Computed:
     what they write, the fewest heads that suffice and are needed, and the share of the effect that returns without the
     tokens. Without a named head the command ends early; parts that the weights do not allow are left out with their reason.
 
-    Writes a table (.csv) and a picture (.png) of each part, edges.parquet (a row per problem and edge).
+    Writes tables (.csv) and pictures (.png) of heads and each part, edges.parquet (a row per problem and edge).
     """
     parts = options.parts()
     from ..circuits.circuit import trace_circuit
@@ -108,7 +108,8 @@ def present(kept: Kept) -> Presented:
     files |= {f"{name}.csv": part.table() for name, part in parts}
     if (located := circuit.located) is not None:
         files |= {"heads.csv": located.table(), "head_map.png": views.head_map(located)}
-        files |= {} if located.confirmation is None else {"confirmed.csv": located.confirmation.table()}
+        if located.confirmation is not None:
+            files |= {"confirmed.csv": located.confirmation.table(), "controls.csv": located.control_table()}
     if circuit.edges is not None:
         files["edges.parquet"] = circuit.edges.to_frame()
     return Presented(files, lambda: page_of(kept, pictures))

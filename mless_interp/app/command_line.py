@@ -168,7 +168,7 @@ class Saving:
             ("gpus_per_worker address", self.engine == "ray", "--engine ray"),
         ):
             if not used:
-                self.only_defaults(names, f"without {by} it has no effect")
+                self.only_defaults(names, f"no effect without {by}")
 
     @property
     def partial(self) -> Path:
@@ -198,7 +198,7 @@ class Saving:
         """Raise `ValueError` where one of these options was given."""
         for name in names.split():
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise ValueError(f"{why}: leave out --{name.replace('_', '-')}")
+                raise ValueError(f"--{name.replace('_', '-')}: {why}; leave it out")
 
     def say(self, text: str) -> None:
         """Say on standard error what is being done where no bar moves."""

@@ -65,8 +65,8 @@ def compute(options: Options) -> Computed:
     """Name the attention heads that carry more than 5 % of the insertion's effect in most problems, by exact patching.
 
     Writes heads.csv (a row per head), patches.parquet (a row per problem and head), head_map.png, attention.html (offline;
-    the top heads with and without the insertion); with --confirm also confirmed.csv (the same heads on fresh problems), with
-    --answers answers.csv and completions.jsonl.
+    the top heads with and without the insertion); with --confirm also confirmed.csv (the named heads on fresh
+    problems) and controls.csv, with --answers answers.csv and completions.jsonl.
     """
     parts = options.parts()
     from ..answers import evaluate_accuracy
@@ -143,7 +143,7 @@ def present(kept: Kept) -> Presented:
     patches = found.patches if located else found
     files = {"heads.csv": found.table(), "patches.parquet": patches.to_frame(), "head_map.png": views.head_map(found)}
     if located and found.confirmation is not None:
-        files["confirmed.csv"] = found.confirmation.table()
+        files |= {"confirmed.csv": found.confirmation.table(), "controls.csv": found.control_table()}
     if answered is not None:
         files |= {"answers.csv": _short(answered), "completions.jsonl": answered.to_frame()}
     if "attention" in kept.shown:

@@ -114,9 +114,9 @@ def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
 def heads_of(model: Model, heads: Asked | None, what: str, **asked: str | Outcome) -> tuple[Head, ...]:
     """Return the heads asked for (None: all), or those that locating named under the contrast and outcome that are `asked`."""
     if isinstance(heads, LocatedHeads):
-        check_question(heads, **asked)
         if not heads.found:
             raise ValueError(f"locating named no head, so there is none to {what}: give heads=[...]")
+        check_question(heads, **asked)
         heads = tuple(heads.found)
     return model.info.chosen(heads, what=what)
 
@@ -126,9 +126,8 @@ def check_question(located: LocatedHeads, **asked: str | Outcome) -> None:
     for name, value in asked.items():
         here = getattr(value, "name", value)
         if (there := ({"contrast": "content"} | located.settings).get(name, here)) != here:
-            raise ValueError(
-                f"heads were located with {name}={there!r}, not {here!r}: pass that, or heads=list(found.found)"
-            )
+            where = f"these heads were located with {name}={there!r}, and {here!r} is asked"
+            raise ValueError(f"{where}: if that is meant, give them as heads=list(found.found)")
 
 
 def has_mlps(model: Model) -> bool:

@@ -99,9 +99,9 @@ class Circuit(Result):
         told = f": {part.claim().replace(' of it', ' of the effect')}" if part is not None else ""
         ends = {end for edge in (self.edges.found if self.edges else ()) for end in (edge.sender, edge.receiver)}
         told += ", none of them at these heads" * bool(ends and not ends & set(self.heads))
-        if self.edges is not None and self.edges.established and self.sufficient is not None:
+        if part is self.edges is not None and self.sufficient is not None and self.sufficient.established:
             n = len(self.sufficient.found)
-            told = f"{told.replace('to carry', 'to be needed for')}; {n or 'none'} suffice{'s' * (n < 2)} alone"
+            told = f"{told.replace(': ', ': removed, ', 1)}; put in alone, {n or 'none'} {'is' if n < 2 else 'are'}"
         given = " (given, not located)" * (self.located is None)
         # of needed edges whose inputs act only together, or in each other's place
         inputs = [] if self.edges is None else (self.together or self.edges).together_words()
@@ -181,7 +181,7 @@ def trace_circuit(
     named_on, others = tuple(pairs), None if fresh is None else tuple(fresh)
     measured = others or named_on
     located = heads if isinstance(heads, LocatedHeads) else None
-    if located is not None:
+    if located is not None and located.found:
         check_question(located, contrast=contrast, outcome=outcome)
     what = REPLACED if contrast == "replaced" and measured[0].given else measured[0].insertion
     chosen = heads_of(model, heads, "trace") if located is None else largest_heads(located, most_heads)

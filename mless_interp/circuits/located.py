@@ -418,8 +418,7 @@ class LocatedHeads(Verdicts):
             return ""
         undecided = [head for head, kind in zip(self.heads, self.judged.kinds, strict=True) if kind == "undecided"]
         few = f" ({listed(undecided, NAMED_AT_MOST)})" * (0 < len(undecided) <= NAMED_AT_MOST)
-        table = "Table: fresh problems. " * (self.confirmation is not None)
-        return f"{table}Not named: {self.judged.kinds.count('negligible')} negligible, {len(undecided)} undecided{few}."
+        return f"Not named: {self.judged.kinds.count('negligible')} negligible, {len(undecided)} undecided{few}."
 
     def caveats(self) -> list[str]:
         some = [*filter(None, [rules.few_problems(self.judged.effect.n, len(self.heads), self.confidence)])]
@@ -463,6 +462,10 @@ class LocatedHeads(Verdicts):
         if (judged.side[judged.named] != "both").any() and s["outcome"] != "logit_diff":
             found.append(SATURATES)
         return [*found, *(self._held_words() if self.confirmation is None and judged.named.any() else [])]
+
+    @property
+    def printed_of(self) -> str:
+        return "" if self.confirmation is None else "The table shows fresh problems."
 
     def printed(self) -> pd.DataFrame:
         if self.confirmation is not None:

@@ -60,8 +60,10 @@ class Outcome:
                 raise ValueError(f"the outcome {self.name!r} must read {what} of problem {pair.id!r}, got {reads}")
             if over >= min(reads):
                 needs = f"problem {pair.id!r} needs {len(grown.inserted) + 1 - min(reads)} positions with its {self.appended}"
-                raise ValueError(f"{needs}, but {info.name} has a context of {info.context_length}: leave it out")
-            return grown if over <= 0 else pair.answered(self.appended, unfed=over)
+                raise ValueError(
+                    f"{needs}, but {info.name} has a context of {info.context_length}: leave that problem out"
+                )
+            return grown if over <= 0 else pair.answered(self.appended, unfed=over + int(pair.given))
         given = {"answer": pair.answer_ids, "solution": pair.solution_ids, "distractor": pair.distractor_ids}
         for what, ids in ((what, given[what]) for what in (self.appended, "distractor")):
             if len(ids) > 1 or max(ids, default=0) >= info.n_classes:

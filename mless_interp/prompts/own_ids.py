@@ -69,7 +69,7 @@ def pairs_from_ids(
     first: dict[str, int] = {}
     for at, pair in enumerate(made):
         if (same := first.setdefault(pair.id, at)) != at:
-            raise ValueError(f"problem {at} is problem {same} again (zero-based): give each once")
+            raise ValueError(f"problem {at} has the ids and the answer of problem {same} (zero-based): give each once")
     return Several(made)
 
 

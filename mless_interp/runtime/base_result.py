@@ -197,6 +197,11 @@ class Result:
                     if length != known:
                         raise ValueError(f"{where} has {length} along {axis!r}, {by} has {known}")
 
+    @property
+    def printed_of(self) -> str:
+        """What the printed table is of, where that is not said above it."""
+        return ""
+
     def printed(self) -> pd.DataFrame:
         """Return the table that a print begins."""
         return self.summary().drop(columns=["layer", "head", "paper_label"], errors="ignore")
@@ -229,7 +234,8 @@ class Result:
         """Return the print: headline, table, the rest and the first caveat, at most 11 lines of at most 110 letters."""
         table = self.printed()
         more = len(table) - ROWS
-        rest = f"... and {count_of(more, 'more row')}. " * (more > 0) + self.rest()
+        more_rows = f"... and {count_of(more, 'more row')}." * (more > 0)
+        rest = " ".join(filter(None, [more_rows, self.printed_of, self.rest()]))
         below = [one_line(text) for text in (rest, *self.caveats()[:1]) if text]
         return [
             *textwrap.wrap(one_line(self.headline()), WIDTH, max_lines=3, placeholder=" ..."),

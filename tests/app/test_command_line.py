@@ -167,7 +167,7 @@ EARLY = {
     "locate --by level2": "--by level2: problem '.*' has nothing under that key; it has .*level",
     "locate --device cud": "--device: 'cud' is no device",
     "locate --device-map {x": "--device-map: expected JSON as --help shows, got",
-    "locate --wait 3": "without --shard it has no effect: leave out --wait",
+    "locate --wait 3": "--wait: no effect without --shard; leave it out",
     "mechanism --layers x": "cannot read 'x' as layers",
     "circuit demo --heads L0H2 --confirm 4": "--confirm must be 0 with --heads, got 4",
     "circuit demo --without egdes": "unknown part to leave out 'egdes'; .*did you mean edges",

@@ -192,7 +192,7 @@ def test_fresh_problems_and_studies_are_planned_as_the_analysis_takes_them() -> 
     told = {"circuit": "circuit of 67 problems (64 fresh) of", "counting": "study 'Counting' of 24 problems of"}
     told |= {"locate --confirm 5": "locate of 8 problems (5 fresh) of", "distractors --seed 5": ", 3 insertions"}
     told |= {"sweep --confirm 5": "--confirm goes with locate and circuit, not with sweep", "countin": "mean counting?"}
-    told |= {"counting --unit a": "the study's file says it: leave out --unit"}
+    told |= {"counting --unit a": "--unit: the study's file says it; leave it out"}
     told |= {"counting --answers 0 --template chat": "study 'Counting' of 3 problems of"}
     for given, words in told.items():
         done = CliRunner().invoke(app, f"plan demo {given} --limit 3 --memory 80GB --tflops 100".split())
