@@ -38,9 +38,9 @@ def obeys_edits(which: Any = lambda name: False) -> Any:
     return lie
 
 
-def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+def times(share: float, run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
     done = run(inputs, **options)
-    return SimpleNamespace(captured=done.captured, logits=done.logits * float("nan"))
+    return SimpleNamespace(captured=done.captured, logits=done.logits * share)
 
 
 LOST = shows(lambda p: p * (torch.arange(12) != 5)[:, None], "blocks.2.attn.hook_pattern")
@@ -50,7 +50,7 @@ LOST = shows(lambda p: p * (torch.arange(12) != 5)[:, None], "blocks.2.attn.hook
 @pytest.mark.parametrize(
     ("lie", "message"),
     [
-        (gives_nan, "its logits contain NaN or infinity"),
+        (lambda *run: times(float("nan"), *run), "its logits contain NaN or infinity"),
         (lambda *run: {}["hook_rot_q"], "'hook_rot_q'; use another backend"),
         (shows(lambda p: p * 0.99), "the rows of its attention pattern .* off by 0.01"),
         (LOST, "the rows of its attention pattern .* off by 1 "),
@@ -99,7 +99,7 @@ def test_the_resolution_is_twice_the_change_of_a_tokens_log_probability(monkeypa
 
 
 def test_logits_that_differ_from_hugging_face_are_refused(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
+    model = lying(loaded(tiny_model_dir("llama"), "bridge"), lambda *run: times(0.01, *run))
     with pytest.raises(FailedCheck, match="its logits differ from the plain Hugging Face forward pass by 0.00"):
         check_model(model, 1.003 * model.run(probe_tokens(model.info.d_vocab)).logits)
 
