@@ -249,6 +249,7 @@ class StudyResult(Result):
         columns_of("""
         inserts | inserts | | which tokens, how many, and where if not before the question
         insertion | insertion | | its name in the study
+        contrast | contrast | | the two runs that are compared
         most_read_by | most read by | | the head with the largest share of attention on the inserted tokens, mean over problems
         shown_again | heads confirmed | | heads that were named and pass again on fresh problems
         answers_n | answered | | problems answered without the insertion and with it

@@ -253,9 +253,9 @@ class MinimalSets(Measured):
 
     picture = "set_growth"
     columns = columns_of("""
-        share | share | share | what the set brings / median effect
+        share | share | share | what the set brings, of the effect in the middle problem
         confirmed | confirmed | verdict | passes again on fresh problems
-        fresh_share | share on fresh problems | share | what the set brings there / median effect
+        fresh_share | share on fresh problems | share | what the set brings there, of the effect in the middle problem
         p_random | p, random sets | p | rank among random sets of the same size and layers, on fresh problems
         random_share | share of random sets | share | median over them, on fresh problems
         changed | changed | | heads that came (+) and went (-)
@@ -352,8 +352,9 @@ class MinimalSets(Measured):
             if not here.established:
                 found.append(f"No {each.side} set: most problems do not show an effect of one sign.")
             elif not each.heads:
-                tried = f"none of up to {max(map(len, each.steps))} of these {count_of(len(self.candidates), 'head')}"
-                found.append(f"No {each.side} set: {tried} reaches {100 * self.share:z.0f} % of the median effect.")
+                tried = f"with up to {max(map(len, each.steps))} of these {count_of(len(self.candidates), 'head')}"
+                enough = f"{100 * self.share:z.0f} % of the median effect (shares in tables are the middle problem's)"
+                found.append(f"No {each.side} set: {tried} no set's median reaches {enough}.")
             elif not there.established:
                 found.append(f"{each.side.capitalize()}: on fresh problems no such effect is established.")
             found += [f"In place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]

@@ -476,8 +476,8 @@ class LocatedHeads(Verdicts):
 
     def shown(self) -> Shown:
         made = self.confirmation
-        on = " on the problems that named some (where effects of named heads look too large; fresh ones below)"
-        how = f"Tested heads{on * (made is not None)}, named ones first, then by the larger side; {self._counted}."
+        on = " on the problems that named some; the effects of these look too large here (fresh problems: below)"
+        how = f"Tested heads{on * (made is not None)}. Named ones first, then by the larger side; {self._counted}."
         tables = [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"

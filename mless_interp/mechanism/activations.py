@@ -82,6 +82,7 @@ class ActivationShift(Measured):
 
     picture = "activation_histograms"
     columns = columns_of("""
+        contrast | contrast | | the two runs that are compared
         claimed | claimed | later | which way the claim says that it goes
         before | before | level | mean over problems without the span
         after | after | level | mean over problems with the span

@@ -120,7 +120,7 @@ class Mediation(Measured):
         return (
             f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}; "
             f"only its scale: {told['scale']}; only its bias: {told['bias']} (medians over "
-            f"{self.counted}); most problems show: {', '.join(sure) or 'none of these'}."
+            f"{self.counted}); shown in most problems: {', '.join(sure) or 'none of these'}."
         )
 
     def details(self) -> list[str]:

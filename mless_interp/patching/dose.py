@@ -220,9 +220,11 @@ class DoseResponse(Measured):
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
         if not low * high > 0:
             said = f"No number of inserted tokens is shown to change {outcome}; the largest change is at {self.doses[most]}"
-        over = f"mean, its interval for all {len(self.doses)} doses at once, {self.counted}"
+        together = f"its interval for all {len(self.doses)} doses at once, {self.counted}"
+        if np.isnan([low, high]).any():
+            together = f"{self.counted}, too few for an interval of all {len(self.doses)} doses at once"
         grows = f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} in log N"
-        amount = f"{moved:+#.3g} {self.unit}{limits_of(low, high, '+#.3g')} ({over})"
+        amount = f"{moved:+#.3g} {self.unit}{limits_of(low, high, '+#.3g')} (median, {together})"
         return f"{said}: {amount}; attention to the span grows with slope {grows}."
 
     def details(self) -> list[str]:

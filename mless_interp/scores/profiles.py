@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import checked, count_of, listed
 from ..core.heads import Head, as_head, as_heads
 from ..metrics.patterns import RowChoice, segment_mean
 from ..models.base import Model
@@ -251,8 +251,8 @@ class AttentionProfile(results.Result):
         level = float(defined_mean(rows[f"{of}_relative"].to_numpy()))
         what = "An inserted token" if of == "inserted" else "A token of the question"
         return (
-            f"{what} receives {level:.2f} times uniform attention ({count_of(len(self.heads), 'head')}, condition {last}, mean "
-            f"over {self.counted})."
+            f"{what} receives {level:.2f} times uniform attention ({listed(self.heads, 3)}, condition {last}, mean over "
+            f"{self.counted})."
         )
 
     def details(self) -> list[str]:

@@ -241,11 +241,13 @@ def attention_view(read: PairAttention, *, max_span: int | None = 1, scale: floa
     if scale is None:
         cells = np.concatenate([panel.values[:, *at].ravel() for panel, at in zip(panels, below, strict=False)])
         scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
-    words = ["Rows attend, columns are attended to; the number after a token counts what is drawn."]
+    words = ["Rows attend, columns are attended to; the number after a token is its place in this picture."]
     if read.n_inserted:
         words.append(f"{count_of(read.n_inserted, 'token')} inserted ({MARK}, yellow band).")
     if any(panel is not whole for panel, whole in zip(panels, read.panels, strict=True)):
-        words.append("The column of ×N tokens is the sum of their attention, the row the mean of theirs.")
+        words.append(
+            "×N stands for N inserted tokens: the column adds up the attention to them, the row averages theirs."
+        )
     if len(read.heads) > len(heads):
         words.append(f"To keep the page small, the first {len(heads)} of {len(read.heads)} heads are drawn.")
     title = visible(f"Attention, problem {read.problem_id}: {read.insertion}")
