@@ -465,7 +465,7 @@ class LocatedHeads(Verdicts):
 
     @property
     def printed_of(self) -> str:
-        return "" if self.confirmation is None else "The table shows fresh problems."
+        return "" if self.confirmation is None else "Table: fresh problems."
 
     def printed(self) -> pd.DataFrame:
         if self.confirmation is not None:
