@@ -95,13 +95,14 @@ class Circuit(Result):
         if not self.heads:
             why = "" if self.located is None else f"{self.located.headline()[:-1]}; "
             return f"{why}no head, no circuit: nothing was measured."
-        part = self.edges or self.direct
-        told = f": {part.claim().replace(' of it', ' of the effect')}" if part is not None else ""
+        part, alone = self.edges or self.direct, self.sufficient
+        both_ways = bool(self.edges and alone and alone.established)
+        removed = "removed, " * both_ways
+        told = f": {removed}{part.claim().replace(' of it', ' of the effect')}" if part is not None else ""
         ends = {end for edge in (self.edges.found if self.edges else ()) for end in (edge.sender, edge.receiver)}
         told += ", none of them at these heads" * bool(ends and not ends & set(self.heads))
-        if part is self.edges is not None and self.sufficient is not None and self.sufficient.established:
-            n = len(self.sufficient.found)
-            told = f"{told.replace(': ', ': removed, ', 1)}; put in alone, {n or 'none'} {'is' if n < 2 else 'are'}"
+        if both_ways and alone:
+            told += f"; put in alone, {len(alone.found) or 'none'} {'is' if len(alone.found) < 2 else 'are'}"
         given = " (given, not located)" * (self.located is None)
         # of needed edges whose inputs act only together, or in each other's place
         inputs = [] if self.edges is None else (self.together or self.edges).together_words()
