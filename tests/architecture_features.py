@@ -38,7 +38,7 @@ def identities(model: Model, pairs: tuple[PromptPair, ...]) -> None:
     undefined = (  # I14: nothing of the question stands before these spans
         {"I12", "I14"}
         | ({"I3"} if model.learned_positions else set())
-        | ({"I9", "I10"} if model.norms_attention else set())
+        | ({"I9", "I10"} if model.attention_output(0).norm else set())
     )
     assert set(frame.index[frame["status"] == "not applicable"]) <= undefined, frame
 

@@ -304,12 +304,14 @@ class Asking(Loading, Saving):
         """Load the model, once options, engine, named heads and insertions are known to be right."""
         options, engine = self.loading(), self.computing()
         self.say(f"loading {self.model} ...")
-        from ..models.load import context_of, load_model, shape_of, tokenizer_of_model
+        from ..models.load import config_of, load_model, tokenizer_of_model
         from ..prompts.pairs import check_length, pairs_of_any
 
-        self.heads_of(shape_of(self.model))
+        said = config_of(self.model)
+        n_layers, n_heads = said.get("num_hidden_layers"), said.get("num_attention_heads")
+        self.heads_of((n_layers, n_heads) if isinstance(n_layers, int) and isinstance(n_heads, int) else None)
         for filler in fillers:
-            check_length(filler, context_of(self.model), self.model)
+            check_length(filler, said.get("max_position_embeddings"), self.model)
             pairs_of_any(tokenizer_of_model(self.model), self.first(1), filler, template=self.template)
         return load_model(self.model, **options).on(engine)
 

@@ -149,7 +149,8 @@ def _where(holds: Callable[[Case], object], why_not: str) -> Callable[[Case], st
 
 
 _adds = _where(
-    lambda case: not case.model.norms_attention, "attention's output is normed before it is added: heads do not add up"
+    lambda case: case.model.attention_output(0).norm is None,
+    "attention's output is normed before it is added: heads do not add up",
 )
 _after_something = _where(lambda case: case.pair.span[0], "nothing stands before the span")
 _span_first = _where(lambda case: not case.pair.span_sees_question, "the span stands after the question, or part of it")

@@ -25,7 +25,6 @@ from .info import (
     Foreign,
     GatedMlp,
     Inputs,
-    LeanAttentionError,
     LogitsAt,
     Masks,
     ModelChecks,
@@ -261,12 +260,6 @@ class Model(ABC):
             return found
         raise ModelError(f"{self._called}: {reason}, so what single heads write into the stream is not known")
 
-    @property
-    def norms_attention(self) -> bool:
-        """True where what attention writes is normed before it is added, so that its heads do not add up (Gemma 2 and 3)."""
-        found = self._attention_output(0)
-        return found is not None and found.norm is not None
-
     def need_tokenizer(self, what: str) -> None:
         """Raise `ModelError` if there is no tokenizer, which `what` needs."""
         if self.tokenizer is None:
@@ -301,7 +294,7 @@ class Model(ABC):
         logits_at : "all", "last", "none", or positions; only these are unembedded.
 
         Raises `ValueError` for unknown hook names, positions outside the prompt, wrong shapes, prompts beyond the
-        context length; `LeanAttentionError` where a pattern is asked of fused attention.
+        context length; `ModelError` where a pattern is asked of fused attention.
         """
         inputs = self._checked(Inputs(inputs) if isinstance(inputs, Tensor) else inputs)
         capture, edits = capture or {}, edits or {}
@@ -451,7 +444,7 @@ class Model(ABC):
         self.info.check_layer(found[0])
         if found[1] in EAGER_SITES and self.info.attention != "eager":
             lean = f"{name} does not exist under {self.info.attention!r} attention"
-            raise LeanAttentionError(f'{lean}, which makes no pattern: load the model with attn_implementation="eager"')
+            raise ModelError(f'{lean}, which makes no pattern: load the model with attn_implementation="eager"')
 
     def _read_positions(self, logits_at: LogitsAt, n_tokens: int) -> Tensor | None:
         """Return the positions asked for, in memory: what is looked up there nobody waits for."""

@@ -300,9 +300,6 @@ def load_tokenizer(name: str, **options: Foreign) -> Foreign:
 
 def quantisation_of(module: nn.Module) -> str:
     """Say in a word how the weights are quantised; empty where they are not."""
-    for bits in ("8bit", "4bit"):
-        if getattr(module, f"is_loaded_in_{bits}", False):
-            return bits
     config = getattr(getattr(module, "config", None), "quantization_config", None)
     if config is not None:
         method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)

@@ -19,10 +19,6 @@ class ModelError(ValueError):
     """A model cannot be loaded, or does not do what its backend promises."""
 
 
-class LeanAttentionError(ModelError):
-    """Patterns or scores were asked of a model that runs fused attention, which never makes them."""
-
-
 @savable
 @dataclass(frozen=True)
 class ModelInfo:
@@ -100,7 +96,7 @@ BY_LAYERS = "layer by layer"
 
 
 @savable
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class ModelChecks:
     """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
 
@@ -128,11 +124,6 @@ class ModelChecks:
     def by_layers(self) -> bool:
         """Whether runs may be continued layer by layer."""
         return self.replay == BY_LAYERS
-
-    def __repr__(self) -> str:
-        found = {name: getattr(self, f"{name}_difference") for name in ("logits", "gap", "replay")}
-        known = ", ".join(f"{name} difference {value:.1e}" for name, value in found.items() if value is not None)
-        return f"ModelChecks({known}; tolerance {self.tolerance:.1e}, {self.replay})"
 
 
 @dataclass(frozen=True)
@@ -275,11 +266,6 @@ class Inputs:
         if self.position_ids is not None:
             return self.position_ids
         return torch.arange(self.n_tokens, device=self.tokens.device).expand(self.tokens.shape)
-
-    @property
-    def unmasked(self) -> "Inputs":
-        """The same tokens at the same positions, without the mask."""
-        return replace(self, attention_mask=None)
 
     def to(self, device: torch.device | str) -> "Inputs":
         return self._each(lambda x: x.to(device))

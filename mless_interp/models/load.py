@@ -247,7 +247,7 @@ def tokenizer_of_model(name: str) -> Foreign:
         raise ModelError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
 
 
-def _config_of(label: str | Path) -> dict[str, Foreign]:
+def config_of(label: str | Path) -> dict[str, Foreign]:
     """Return what the config.json behind a model's name says; nothing where it is not here."""
     directory = DEMO_DIRECTORY if label == "demo" else Path(label)
     return document(directory, "config.json") if (directory / "config.json").is_file() else {}
@@ -255,20 +255,8 @@ def _config_of(label: str | Path) -> dict[str, Foreign]:
 
 def _is_hooked(label: str | Path) -> bool:
     """Ask whether the directory behind a model's name holds a HookedTransformer, whose config is not Hugging Face's."""
-    said = _config_of(label).keys()
+    said = config_of(label).keys()
     return {"d_head", "n_ctx"} <= said and "model_type" not in said
-
-
-def shape_of(label: str) -> tuple[int, int] | None:
-    """Read layers and heads from the config.json behind a model's name; None where it is not here or says them otherwise."""
-    said = _config_of(label)
-    n_layers, n_heads = said.get("num_hidden_layers"), said.get("num_attention_heads")
-    return (n_layers, n_heads) if isinstance(n_layers, int) and isinstance(n_heads, int) else None
-
-
-def context_of(label: str) -> int | None:
-    """Read the context length from the config.json behind a model's name; None where it is not here or says it otherwise."""
-    return _config_of(label).get("max_position_embeddings")
 
 
 def source_of(label: str) -> str:

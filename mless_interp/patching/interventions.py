@@ -62,7 +62,7 @@ class LayerState:
             v=recording.v[layer],
             z=recording.z[layer],
             visible=recording.masks[layer],
-            unmasked=model.visible(recording.inputs.unmasked)[layer].to(place)[:, :, start:],
+            unmasked=model.visible(replace(recording.inputs, attention_mask=None))[layer].to(place)[:, :, start:],
             rule=model.attention_rule(layer),
             span=span.to(place),
             donor=donor,
@@ -294,7 +294,7 @@ def run_edits(
     """Make edits for one `Model.run` that apply one intervention to a set of heads at once, from position `start` on, each
     layer's computed from the run as the earlier ones left it. `span`, `rows`: boolean `[batch, token]`, as in `LayerState`."""
     chosen = model.info.chosen(heads, what="edit")
-    masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
+    masks, plain = model.visible(inputs), model.visible(replace(inputs, attention_mask=None))
     span = span.expand(inputs.tokens.shape)
     cut = None if rows is None else rows.expand(inputs.tokens.shape)[:, start:]
 
