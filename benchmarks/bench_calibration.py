@@ -62,9 +62,7 @@ def located(
 ) -> mi.LocatedHeads:
     """All heads swept exactly; controls have no part in naming."""
     pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(unit, n_tokens), template=template)
-    return mi.locate_heads(
-        model, pairs, mode="exact", controls=False, progress=False, confidence=1 - ALPHA, smallest_effect=SMALLEST
-    )
+    return mi.locate_heads(model, pairs, controls=False, progress=False, confidence=1 - ALPHA, smallest_effect=SMALLEST)
 
 
 def judged_on(found: mi.LocatedHeads, at: np.ndarray) -> mi.circuits.judge.Judged:

@@ -106,7 +106,7 @@ def measured(model: str, what: str, n: int) -> dict[str, Any]:
     elif what == "sweep":
         mi.patch_heads(loaded, pairs, **quiet)
     elif what == "locate":
-        named = len(mi.locate_heads(loaded, pairs, mode="exact", **quiet).found)
+        named = len(mi.locate_heads(loaded, pairs, **quiet).found)
     elif what == "profiles":
         mi.score_heads(loaded, pairs, **quiet)
         mi.attention_profile(loaded, pairs, heads=loaded.info.heads[:3], **quiet)

@@ -54,7 +54,7 @@ def one_model(planted: Any, n_problems: int) -> dict[str, Any]:
     model = mi.load_model(planted, backend="bridge")
     pairs = pairs_of(planted, model, 2 * n_problems, n_tokens)
     began = time.perf_counter()
-    options: dict[str, Any] = {"mode": "exact", "controls": False, "progress": False}
+    options: dict[str, Any] = {"controls": False, "progress": False}
     found = mi.locate_heads(model, pairs[:n_problems], confirm=pairs[n_problems:], **options)
     seconds = time.perf_counter() - began
     judged = found.judged
@@ -118,7 +118,7 @@ class Pool:
             "demo" if model_name == "demo" else f"{model_name}/problems.jsonl", limit=n_problems
         )
         pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", n_tokens))
-        found = mi.locate_heads(model, pairs, mode="exact", controls=False, progress=False, checkpoint=keep)
+        found = mi.locate_heads(model, pairs, controls=False, progress=False, checkpoint=keep)
         direction = found.judged.direction
         self.values = {name: direction * found.values[name] for name in mi.circuits.judge.MEASURES}
         self.total, self.heads = direction * found.total, found.heads

@@ -71,10 +71,7 @@ ANALYSES: dict[str, Callable[..., Result]] = {
     "span": asking(mi.read_span, "pairs", n_blocks=3),
     "curve": asking(mi.circuit_curve, "pairs", FIVE, n_random=3),
     "located": lambda on, **long: mi.locate_heads(
-        on.model, on.pairs, confirm=on.fresh, mode="exact", n_control_draws=2, n_random_sets=5, **long
-    ),
-    "located, screened": lambda on, **long: mi.locate_heads(
-        on.model, on.pairs + on.fresh, mode="screen", controls=False, **long
+        on.model, on.pairs, confirm=on.fresh, n_control_draws=2, n_random_sets=5, **long
     ),
     "direct": asking(mi.direct_effects, "pairs", FIVE),
     "paths": asking(mi.trace_paths, "pairs", FIVE, mlps=(0,)),
@@ -134,12 +131,8 @@ OTHERWISE: dict[str, Callable[..., Result]] = {
     "decomposition_beside_commas": asking(mi.decompose_attention, layers=[0], contrasts=("total",), control=COMMAS),
     "mediation_deeper": asking(mi.mediate, layer=1, contrast="held", direction="denoising", c=0.3, q=0.3, **PROBABLE),
     "span_behind": behind(mi.read_span, n_blocks=4, smallest_margin=0.5),
-    "curve_of_spans": behind(
-        mi.circuit_curve, "L1H5 L0H6", fractions=(0.2, 0.6), n_random=2, chosen_elsewhere=True, **COMPUTED
-    ),
-    "curve_of_exchanged": asking(
-        mi.circuit_curve, "exchanged", "L1H1", fractions=(0.2,), n_random=1, contrast="replaced"
-    ),
+    "curve_of_spans": behind(mi.circuit_curve, "L1H5 L0H6", n_random=2, chosen_elsewhere=True, **COMPUTED),
+    "curve_of_exchanged": asking(mi.circuit_curve, "exchanged", "L1H1", n_random=1, contrast="replaced"),
     "located_by_total": asking(mi.locate_heads, "pairs", heads=["L0H3"], contrast="total", n_random_sets=2, **STRICT),
     "direct_noising": asking(mi.direct_effects, "some", "L0H3 L0H6 L1H1", contrast="total", **NOISING),
     "paths_noising": asking(mi.trace_paths, "some", "L0H6 L1H1", mlps="all", inputs=("v", "qk"), **NOISING),
@@ -161,6 +154,8 @@ FRUGAL = {
     "attribution_of_spans",
     "reads_otherwise",
     "writes_of_all",
+    *("direct", "paths", "sites", "positions"),
+    *("direct_noising", "paths_noising", "sites_of_spans", "positions_of_spans"),
 }
 """Analyses that draw nothing at random: they take no seed."""
 
@@ -217,7 +212,7 @@ os.register_at_fork(
 )  # mutmut forks to run a fault: what right code gives is not its result
 
 
-SORTED = ("printed", "summary", "in_order", "top")  # of what others hold, in an order that rounding may decide
+SORTED = ("printed", "summary", "in_order")  # of what others hold, in an order that rounding may decide
 
 
 def held(result: Result, name: str = "") -> dict[str, Result]:

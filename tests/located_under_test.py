@@ -22,7 +22,7 @@ def pairs_of(made: PlantedModel, model: Any, count: int, *, skip: int = 0) -> tu
 
 
 def located(made: PlantedModel, model: Any, count: int = N, **options: Any) -> LocatedHeads:
-    options = {"progress": False, "controls": False, "mode": "exact", **options}
+    options = {"progress": False, "controls": False, **options}
     return locate_heads(model, pairs_of(made, model, count), **options)
 
 

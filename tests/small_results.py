@@ -101,7 +101,6 @@ LOCATING = SETTINGS | {
     "alpha": 0.05,
     "smallest_effect": 0.05,
     "resolution": 1e-6,
-    "swept": "all heads on all problems, exactly",
     "left_out": {"mful": "its tokenizer has no such word"},
 }
 
@@ -507,15 +506,13 @@ def sets_found(n: int = 12) -> mi.MinimalSets:
     one = HeadSet(
         side="sufficient",
         heads=HEADS[:2],
-        steps=(HEADS[:1], HEADS[:2]),
         swaps=((HEADS[2], HEADS[1]),),
-        effects=part[:, None] * [0.5, 0.95, 0.9],
-        fresh=part[:, None] * [0.45, 0.92, 0.85],
+        effects=part[:, None] * [0.95, 0.9],
+        fresh=part[:, None] * [0.92, 0.85],
         sets=((HEADS[2], HEADS[1]), (mi.Head(0, 2), HEADS[1]), (mi.Head(0, 2), mi.Head(1, 1))),
         random=part[:, None] * [0.85, 0.1, 0.0],
     )
-    nothing = {"heads": (), "swaps": (), "sets": (), "random": one.random[:, :0]}
-    none = replace(one, side="necessary", effects=0.5 * one.effects[:, :2], fresh=one.fresh[:, :2], **nothing)
+    none = HeadSet("necessary", (), (), one.effects[:, :0], one.fresh[:, :0], (), one.random[:, :0])
     return mi.MinimalSets(
         problem_ids=problems(n),
         fresh_ids=tuple(f"fresh {at}" for at in range(n)),
@@ -526,7 +523,7 @@ def sets_found(n: int = 12) -> mi.MinimalSets:
         necessary=none,
         unit="nats",
         share=0.8,
-        settings=SETTINGS | {"contrast": "content"},
+        settings=SETTINGS | {"contrast": "content", "max_heads": 2},
         resolution=1e-6,
     )
 
@@ -641,7 +638,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "LocatedHeads, two against": lambda: replace(
         turned(located(), joint=knocked_out(12), reads=read_apart()),
         total=located().total,
-        settings=LOCATING | {"outcome": "logit_diff", "contrast": "inside", "screened": [], "n_candidates": 70},
+        settings=LOCATING | {"outcome": "logit_diff", "contrast": "inside"},
     ),
     "LocatedHeads, nothing, of spans": lambda: replace(
         located(),
@@ -651,13 +648,13 @@ OTHERS: dict[str, Callable[[], Any]] = {
     ),
     "LocatedHeads, no effect": lambda: replace(located(), total=spread(12), settings=LOCATING | {"n_fresh": 9}),
     "MinimalSets, less on fresh problems": lambda: replace(
-        sets_found(), fresh_total=1.3 * sets_found().fresh_total, settings=SETTINGS | {"named_on_these": 3}
+        sets_found(), fresh_total=1.3 * sets_found().fresh_total, settings=sets_found().settings | {"named_on_these": 3}
     ),
     "MinimalSets, no effect": lambda: replace(sets_found(), total=spread(12)),
     "MinimalSets without any": lambda: replace(
         sets_found(),
         total=spread(12),
-        **{side: HeadSet(side, (), (), (), *[NOTHING] * 2, (), NOTHING) for side in SIDES},
+        **{side: HeadSet(side, (), (), *[NOTHING] * 2, (), NOTHING) for side in SIDES},
     ),
     "MinimalSets, no effect on fresh problems": lambda: replace(sets_found(), fresh_total=spread(12)),
     "CircuitCurve, chosen elsewhere": lambda: replace(curve(0.4, total=-1.0, n=8), chosen_elsewhere=True),

@@ -13,7 +13,7 @@ import mless_interp as mi
 from mless_interp.runtime.workers import ShardDone
 
 EVERY = pytest.mark.parametrize("name", ANALYSES)
-LONG = {"located", "located, screened", "sets"}
+LONG = {"located", "sets"}
 """Analyses that take seconds: cut off and resumed among the slow tests."""
 
 

@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 from scipy.stats import mannwhitneyu
 
 import mless_interp as mi
+from mless_interp.circuits.located import strata_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "published-circuits.md"
 EVERY_INPUT = (*mi.circuits.paths.INPUTS, *mi.circuits.paths.PAIRS_OF_INPUTS, "qkv")
@@ -300,7 +301,8 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
 
 def strata_words(found: Any, head: Any) -> str:
     """The strata that a specialist was named in, and those that confirm it where they are others; "" for other heads."""
-    named, again = found.specialists.get(head, ()), found.confirmed_specialists.get(head, ())
+    named, made = found.specialists.get(head, ()), found.confirmation
+    again = strata_of(made.confirmed_within, head) if named and made is not None else ()
     return " ".join(named) + (f"; confirmed {' '.join(again) or 'none'}" if named != again else "")
 
 

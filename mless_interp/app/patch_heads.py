@@ -101,7 +101,7 @@ def compute(options: Options) -> Computed:
             results["AccuracyResults"] = replace(answered, settings=answered.settings | {"reference": INSERTED})
             notes += answers_come_back(results["AccuracyResults"])
     options.say("reading the attention of the heads to show ...")
-    shown = shown_attention(model, pairs, named[:N_SHOWN] or swept.top(N_SHOWN)["label"].tolist())
+    shown = shown_attention(model, pairs, named[:N_SHOWN] or swept.in_order()["label"].tolist()[:N_SHOWN])
     facts = {"mode": options.mode, "n_problems": len(pairs), "n_fresh": len(fresh), "n_answers": options.answers}
     return Computed(results, model, [*pairs, *fresh], shown, facts, notes)
 

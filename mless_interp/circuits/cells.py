@@ -38,7 +38,6 @@ class Cells(Parts, Generic[Cell]):
     """Tables and sentences of effects `per_cell` `[problem, cell]` of a result's `cells`."""
 
     cells: tuple[Cell, ...]
-    printed_columns: ClassVar[str] = "label k n share share_ci_low share_ci_high median effect"
 
     @property
     def found(self) -> tuple[Cell, ...]:
@@ -70,7 +69,7 @@ class Cells(Parts, Generic[Cell]):
         return [f"{cells}, {self.counted}: {', '.join(how)}.", *self._claim_words(), *named_words(s)]
 
     def printed(self) -> pd.DataFrame:
-        columns = self.printed_columns.split()
+        columns = "label k n share share_ci_low share_ci_high median effect".split()
         return largest_first(self.table(), "median")[columns].rename(columns={"label": self.what[0]})
 
     def shown(self) -> Shown:
@@ -310,4 +309,4 @@ def measure_cells(
     sign = DIRECTIONS[sweep.direction]
     made = prepared.fields({**sweep.settings, **named_on(heads, prepared.ids)})
     made |= {"values": sign * (patched - ends[:, :1]) + 0.0, "total": sign * (ends[:, 1] - ends[:, 0]) + 0.0}  # no -0
-    return kind(cells=tuple(cells), seed=options.seed, smallest_effect=smallest_effect, **made)
+    return kind(cells=tuple(cells), smallest_effect=smallest_effect, **made)

@@ -201,7 +201,7 @@ def trace_circuit(
         return {"checkpoint": None if checkpoint is None else Path(checkpoint) / file, "progress": progress}
 
     def common(file: str) -> Arguments:
-        return {**run(file), "outcome": outcome, "seed": seed}
+        return {**run(file), "outcome": outcome}
 
     def edges(file: str, **more: Any) -> PathEffects:
         options = common(f"edges-{file}.jsonl") | more
@@ -223,8 +223,8 @@ def trace_circuit(
         "sites": lambda: patch_sites(model, measured, **rows, **common("sites.jsonl")),
         "positions": lambda: map_positions(model, measured, chosen, **rows, **common("positions.jsonl")),
         "writes": lambda: what_it_writes(model, measured, chosen, **run("writes.jsonl")),
-        "sets": lambda: minimal_sets(model, named_on, fresh=others, **of, **common("sets")),
-        "transfer": lambda: transfer(model, named_on, chosen, fresh=others, **common("transfer")),
+        "sets": lambda: minimal_sets(model, named_on, fresh=others, **of, **common("sets"), seed=seed),
+        "transfer": lambda: transfer(model, named_on, chosen, fresh=others, **common("transfer"), seed=seed),
     }
     results: dict[str, Any] = {}
     left_out: dict[str, str] = {}

@@ -102,11 +102,12 @@ def minimal_sets(
     order = way.in_doubt(candidates) if whole.established else candidates
     made: Arguments = {}
     for side in SIDES:
-        steps, chosen = way.found(side, order, max_heads) if whole.established else ((), ())
-        tried = (*steps, *(swaps := way.swaps(side, chosen, order)))
+        chosen = way.found(side, order, max_heads) if whole.established else ()
+        swaps = way.swaps(side, chosen, order)
+        tried = (chosen, *swaps) if chosen else ()
         others = random_sets(chosen, model.info, n_random_sets, seed=seed) if chosen else ()
         on_fresh, random = np.split(there.effects(side, [*tried, *others]), [len(tried)], axis=1)
-        made[side] = HeadSet(side, chosen, steps, swaps, here.effects(side, tried), on_fresh, others, random)
+        made[side] = HeadSet(side, chosen, swaps, here.effects(side, tried), on_fresh, others, random)
     settings: Settings = {"contrast": contrast, "max_heads": max_heads, "n_random_sets": n_random_sets, "seed": seed}
     settings |= {**named_on(heads, other.ids), "fresh_prompts": digest_of(other.pairs), "n_fresh": len(other.ids)}
     made |= {"candidates": order, "total": total, "fresh_total": fresh_total, "share": share, "seed": seed}
@@ -170,25 +171,23 @@ class _Search:
         alone = np.max([self._medians(side, [(head,) for head in candidates]) for side in SIDES], axis=0)
         return tuple(candidates[at] for at in np.argsort(-np.where(alone > self.little, alone, 0), kind="stable"))
 
-    def found(self, side: str, order: Sequence[Head], most: int) -> tuple[tuple[Members, ...], Members]:
-        """Return the sets on the way, and the set: empty where none was found."""
+    def found(self, side: str, order: Sequence[Head], most: int) -> Members:
+        """Return the set, grown head by head, then pruned: empty where none was found."""
         chosen: Members = ()
-        waiting, steps, best = list(order), [], 0.0
+        waiting, best = list(order), 0.0
         while best < self.target and waiting and len(chosen) < most:
             medians = self._medians(side, [(*chosen, head) for head in waiting])
             at = int(np.argmax(medians)) if float(medians.max()) > best + self.little else 0
             chosen, best = (*chosen, waiting.pop(at)), float(medians[at])
-            steps.append(chosen)
         if best < self.target:
-            return tuple(steps), ()
+            return ()
         while len(chosen) > 1:
             fewer = [tuple(head for head in chosen if head != left) for left in chosen]
             medians = self._medians(side, fewer)
             if not float(medians.max()) >= self.target:
                 break
             chosen = fewer[int(np.argmax(medians))]
-            steps.append(chosen)
-        return tuple(steps), chosen
+        return chosen
 
     def swaps(self, side: str, chosen: Members, order: Sequence[Head]) -> tuple[Members, ...]:
         """Return the sets with one member replaced by another candidate that reach the target too."""
@@ -204,14 +203,13 @@ class _Search:
 class HeadSet:
     """One set of heads that `minimal_sets` looked for, `side` "sufficient" or "necessary"; no `heads` where there is none.
 
-    `steps` are the sets on the way: grown head by head, then with heads left out again; `swaps` are sets with one member
-    replaced that do as well. `effects` `[problem, step or swap]` is what each does on the problems of the search, `fresh` on
-    others; `random` `[fresh, set]` what `sets`, others of the same size and layers, do.
+    `swaps` are sets with one member replaced that do as well. `effects` `[problem, set or swap]` is what the set, then each of
+    them, does on the problems of the search, `fresh` on others; `random` `[fresh, set]` what `sets`, others of the same size
+    and layers, do.
     """
 
     side: str
     heads: Members
-    steps: tuple[Members, ...]
     swaps: tuple[Members, ...]
     effects: np.ndarray
     fresh: np.ndarray
@@ -221,7 +219,7 @@ class HeadSet:
     @property
     def own(self) -> np.ndarray:
         """What the set does on the fresh problems, `[fresh]`; NaN where there is none."""
-        return self.fresh[:, len(self.steps) - 1] if self.heads else np.full(len(self.fresh), np.nan)
+        return self.fresh[:, 0] if self.heads else np.full(len(self.fresh), np.nan)
 
     @property
     def stand_ins(self) -> dict[Head, Members]:
@@ -251,14 +249,12 @@ class MinimalSets(Measured):
     share: float
     fresh_groups: tuple[str, ...] = field(default=(), kw_only=True)
 
-    picture = "set_growth"
     columns = columns_of("""
         share | share | share | what the set brings, of the effect in the middle problem
         confirmed | confirmed | verdict | passes again on fresh problems
         fresh_share | share on fresh problems | share | what the set brings there, of the effect in the middle problem
         p_random | p, random sets | p | rank among random sets of the same size and layers, on fresh problems
         random_share | share of random sets | share | median over them, on fresh problems
-        changed | changed | | heads that came (+) and went (-)
     """)
     axes = (("total", "problem"), ("fresh_total", "fresh"))
     drawn = ("fresh_share", "share")
@@ -291,28 +287,14 @@ class MinimalSets(Measured):
         sure = np.nan_to_num(self.p, nan=1.0) < self.level
         return {each.side: bool(shown) for each, shown in zip(self.both, sure, strict=True)}
 
-    def growth(self, each: HeadSet) -> pd.DataFrame:
-        """Return a row per set that was tried, steps in order, then swaps: its `share` where it was sought, `fresh_share` on
-        other problems; `changed` says which head came or went."""
-        every = [*each.steps, *each.swaps]
-        before = [*((), *each.steps)[: len(each.steps)], *(each.heads for _ in each.swaps)]
-        columns = {
-            "set": ["step"] * len(each.steps) + ["swap"] * len(each.swaps),
-            "changed": [changed(*both) for both in zip(before, every, strict=True)],
-            "n_heads": list(map(len, every)),
-            "heads": list(map(named, every)),
-        }
-        here, there = self.wholes
-        columns |= interval_columns("share", here.share(each.effects))
-        return pd.DataFrame(columns | interval_columns("fresh_share", there.share(each.fresh)))
-
     def table(self) -> pd.DataFrame:
         """Return a row per set: the share reached on either half, k of n fresh problems, p; NaN where there is no such set."""
-        rows, there = [], self.wholes[1]
+        rows, (here, there) = [], self.wholes
         for each, p in zip(self.both, self.p, strict=True):
-            test, grown = self.test(each), self.growth(each).drop(columns=["set", "changed", "n_heads", "heads"])
-            reached = grown.iloc[len(each.steps) - 1] if each.heads else dict.fromkeys(grown, np.nan)
-            row = {"side": each.side, "heads": named(each.heads), "n_heads": len(each.heads), **reached}
+            test, reached = self.test(each), interval_columns("share", here.share(each.effects))
+            reached |= interval_columns("fresh_share", there.share(each.fresh))
+            row = {"side": each.side, "heads": named(each.heads), "n_heads": len(each.heads)}
+            row |= {name: float(shares[0]) if each.heads else np.nan for name, shares in reached.items()}
             row |= {"k": int(test.count[0, 0]), "n": int(test.n[0]), "p_corrected": float(p)}
             row |= {"confirmed": self.confirmed[each.side], "p_random": rank_among(there, each.own, each.random)}
             random = np.median(there.share(each.random).estimate) if each.sets else np.nan
@@ -326,7 +308,7 @@ class MinimalSets(Measured):
         """Return one tidy row per measured set and problem, of both sides and both halves (`half`: "search" or "fresh")."""
         frames = [pd.DataFrame(columns=["side", "half", "set", "heads", "problem", "effect", "total"])]
         for each in self.both:
-            tried = [*(("step", heads) for heads in each.steps), *(("swap", heads) for heads in each.swaps)]
+            tried = [("set", each.heads)] * bool(each.heads) + [("swap", heads) for heads in each.swaps]
             fresh = [*tried, *(("random", heads) for heads in each.sets)]
             for half, ids, total, sets, effects in (
                 ("search", self.problem_ids, self.total, tried, each.effects),
@@ -352,7 +334,8 @@ class MinimalSets(Measured):
             if not here.established:
                 found.append(f"No {each.side} set: most problems do not show an effect of one sign.")
             elif not each.heads:
-                tried = f"with up to {max(map(len, each.steps))} of these {count_of(len(self.candidates), 'head')}"
+                most = min(self.settings["max_heads"], len(self.candidates))
+                tried = f"with up to {most} of these {count_of(len(self.candidates), 'head')}"
                 enough = f"{100 * self.share:z.0f} % of the median effect (shares in tables are the middle problem's)"
                 found.append(f"No {each.side} set: {tried} no set's median reaches {enough}.")
             elif not there.established:
@@ -361,13 +344,10 @@ class MinimalSets(Measured):
         return [*found, *named_words(self.settings)]
 
     def shown(self) -> Shown:
-        tables = [ShownTable(self.table(), "The sets; shares are of the whole effect.")]
-        how = "How the {} set was found, and what would do in its place."
-        tables += [ShownTable(self.growth(each), how.format(each.side)) for each in self.both if each.steps]
-        return Shown(tuple(tables))
+        return Shown((ShownTable(self.table(), "The sets; shares are of the whole effect."),))
 
     def printed(self) -> pd.DataFrame:
-        columns = ["side", "n_heads", "share", "fresh_share", "k", "n", "p_corrected", "p_random", "heads"]
+        columns = ["side", "n_heads", "fresh_share", "share", "k", "n", "p_corrected", "p_random", "heads"]
         return self.table()[columns]
 
 
@@ -383,12 +363,6 @@ def named(heads: Sequence[Head]) -> str:
     return " ".join(map(str, heads))
 
 
-def changed(before: Sequence[Head], after: Sequence[Head]) -> str:
-    """Return what came (+) and went (-) from one set to another: `+L0H2 -L0H5`."""
-    came, went = ([head for head in one if head not in other] for one, other in ((after, before), (before, after)))
-    return " ".join([*(f"+{head}" for head in came), *(f"-{head}" for head in went)])
-
-
 @checked
 def circuit_curve(
     model: Model,
@@ -397,7 +371,6 @@ def circuit_curve(
     *,
     contrast: str = "content",
     outcome: str | Outcome = "answer_logprob",
-    fractions: Sequence[float] = FRACTIONS,
     n_random: int = 20,
     chosen_elsewhere: bool = False,
     checkpoint: str | Path | None = None,
@@ -416,7 +389,6 @@ def circuit_curve(
     contrast : "content"; "computed", the heads then let the span's rows see the question; "replaced", they write what they do
         in the run under study, all others what they do in the clean one.
     ranking : best head first; heads that it leaves out follow in order of layer and head.
-    fractions : sizes as shares of all heads, each in (0, 1]; the empty and the whole set are always there.
     chosen_elsewhere : the ranking was made without these problems; only then is it tested against the random orders.
 
     Source: MIB, Mueller et al. 2025 (2504.13151) | differs in: attention to the span is what a circuit has or lacks.
@@ -426,7 +398,7 @@ def circuit_curve(
     check_count(n_random, name="n_random", at_least=0)
     given = info.chosen(ranking, what="rank")
     order = (*given, *(head for head in info.heads if head not in set(given)))
-    sizes = circuit_sizes(len(order), fractions)
+    sizes = circuit_sizes(len(order))
     orders = {"ranking": order, "reversed": order[::-1]}
     orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
     sets = [(), order, *(heads[:k] for heads in orders.values() for k in sizes[1:-1])]
@@ -447,11 +419,8 @@ def circuit_curve(
     return CircuitCurve(**made, **prepared.fields(settings))
 
 
-def circuit_sizes(n_heads: int, fractions: Sequence[float]) -> np.ndarray:
-    wrong = [fraction for fraction in fractions if not 0 < fraction <= 1]
-    if wrong or not len(fractions):
-        raise ValueError(f"fractions must be shares of all heads in (0, 1], got {wrong or 'none'}")
-    whole = (int(fraction * n_heads + 1e-9) for fraction in fractions)  # 0.3 * 10 is 3, whatever binary fractions say
+def circuit_sizes(n_heads: int) -> np.ndarray:
+    whole = (int(fraction * n_heads + 1e-9) for fraction in FRACTIONS)  # 0.3 * 10 is 3, whatever binary fractions say
     return np.array(sorted({0, n_heads, *whole}))
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from ..core.arguments import Arguments, check_count, check_share, checked, listed, one_of
 from ..core.heads import Head
-from ..models.base import Model, refuse_without_gradients
-from ..patching.attribution import attribute_heads
+from ..models.base import Model
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.interventions import MatchedMassKnockout
 from ..patching.knockouts import joint_knockout, read_effects
@@ -29,11 +28,8 @@ from ..statistics import CONFIDENCE
 from .judge import OTHERS, SIDES, Claims, few_problems, measured
 from .located import Confirmation, LocatedHeads
 
-MODES = {"exact": "all heads on all problems, exactly", "screen": "heads screened on the other half of the problems"}
 UNTOLD: Settings = {"left_out": {}, "control_prompts": {}}
 """What the settings say of controls where none were run."""
-N_SCREENED = 64
-FEWEST_TO_SPLIT = 8
 Values = dict[str, np.ndarray]
 
 
@@ -49,7 +45,6 @@ def locate_heads(
     heads: Iterable[Head | str] | None = None,
     confidence: float = CONFIDENCE,
     smallest_effect: float = SMALLEST_EFFECT,
-    mode: str = "exact",
     n_control_draws: int = 5,
     n_random_sets: int = 100,
     controls: bool = True,
@@ -77,8 +72,6 @@ def locate_heads(
         alone, are reported.
     confidence : of intervals; 1 - confidence bounds the probability that any head is named falsely.
     smallest_effect : of interest, as a share of the upper limit of the median total effect.
-    mode : "exact" sweeps all `heads` on all problems; "screen" ranks them by gradients on one half of the problems and sweeps
-        the best 64 on the other.
     checkpoint : a folder, as in `patch_heads`.
 
     Warns before it sweeps where the problems are too few to name any head, or the fresh ones to confirm one.
@@ -90,7 +83,6 @@ def locate_heads(
     if controls:
         check_count(n_control_draws, name="n_control_draws (controls=False leaves controls out)")
     check_count(n_random_sets, name="n_random_sets", at_least=0)
-    one_of(mode, MODES, "mode")
     between = one_of(contrast, {name: CONTRASTS[name] for name in LOCATED}, "contrast to locate heads by")
     run = RunOptions(checkpoint, progress, seed)
     prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads")).under(between)
@@ -105,28 +97,18 @@ def locate_heads(
     if confirm is not None:
         fresh = fresh_problems(prepare(model, confirm, prepared.outcome).under(between), prepared)
         _strata(fresh, by)
-    family = candidates = model.info.chosen(heads, what="locate")
-    if mode == "screen":
-        check_screening(prepared, between)
-        discovery, prepared = prepared.halves()
-    n_tested = len(candidates) if mode == "exact" else min(len(candidates), N_SCREENED)
-    few = few_problems(prepared.n_groups, n_tested, confidence)
+    family = model.info.chosen(heads, what="locate")
+    few = few_problems(prepared.n_groups, len(family), confidence)
     few_fresh = "" if fresh is None else few_problems(fresh.n_groups, 1, confidence, per_head=1)
     for words in filter(None, (few, few_fresh)):
         warnings.warn(visible(words), stacklevel=3)
-    if mode == "screen":
-        family = screened(discovery, candidates, between, options=run)
     with stage("naming heads"):
-        own = run.part("mless", *(() if mode == "exact" else (family,)))
-        made, patches = measure(prepared, family, contrast=between, options=own)
+        made, patches = measure(prepared, family, contrast=between, options=run.part("mless"))
     settings: Settings = {
         "contrast": contrast,
         "n_control_draws": n_control_draws if controls else 0,
         "n_random_sets": n_random_sets if controls else 0,
         "control_seed": seed,
-        "swept": MODES[mode],
-        "n_candidates": len(candidates),
-        "screened": None if mode == "exact" else list(map(str, family)),
         "n_fresh": 0 if fresh is None else len(fresh.ids),
         **({} if by is None else {"by": by}),
     }
@@ -222,33 +204,6 @@ def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
         for edit in (("knockout", "z") if contrast.cuts else ("z",))
         for direction in DIRECTIONS
     }
-
-
-def screening(contrast: Contrast) -> tuple[str, ...]:
-    """Return the estimates by which heads can be screened: gates need something to open, patches runs of equal length."""
-    return ("gate_ig",) * bool(contrast.cuts) + ("atp",) * contrast.equal_length
-
-
-def check_screening(prepared: Prepared, contrast: Contrast) -> None:
-    if not screening(contrast):
-        joins = f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
-        raise ValueError(f"heads cannot be screened: {joins}; choose mode='exact'")
-    refuse_without_gradients(prepared.model, 'locate_heads(mode="screen")')
-    if (n := len(prepared.ids)) < FEWEST_TO_SPLIT:
-        needs = f"screening splits the problems in two halves and needs at least {FEWEST_TO_SPLIT}, got {n}"
-        raise ValueError(f"{needs}: give more problems, or choose mode='exact'")
-
-
-def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, options: RunOptions) -> tuple[Head, ...]:
-    """Return the union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
-    chosen: set[Head] = set()
-    methods = screening(contrast)
-    for method in methods:
-        of: Arguments = {"contrast": contrast.name, "outcome": prepared.outcome, "progress": options.progress}
-        kept = options.part(f"screen-{method}").checkpoint
-        estimates = attribute_heads(prepared.model, prepared, method=method, verify=0, checkpoint=kept, **of)
-        chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
-    return tuple(sorted(chosen))
 
 
 def check_controls(pairs: Sequence[PromptPair]) -> None:

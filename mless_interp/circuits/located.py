@@ -316,12 +316,6 @@ class LocatedHeads(Verdicts):
         special = [head for head, kind in self.found.items() if kind == "specialist"]
         return {head: strata_of(self.judged.in_strata, head) for head in special}
 
-    @property
-    def confirmed_specialists(self) -> dict[Head, tuple[str, ...]]:
-        """The strata of each specialist in which fresh problems confirm it, () in none; empty where none were given."""
-        made = self.confirmation
-        return {} if made is None else {head: strata_of(made.confirmed_within, head) for head in self.specialists}
-
     def by_stratum(self) -> pd.DataFrame:
         """Return one row per head and tested stratum, the largest first: of both sides `_k` of `n`, corrected `_p`, `_median`,
         `_share` of the stratum's total; `passes`, and whether fresh problems confirm it (`confirmed`)."""
@@ -433,10 +427,7 @@ class LocatedHeads(Verdicts):
         n_heads = len(self.heads)
         what = f"{s['insertion']}, {self.counted}, {count_of(n_heads, 'head')} tested"
         whole = judged.effect.details(self.unit, s.get("contrast", "content"))
-        found = [f"{what} ({s['swept']}), outcome {s['outcome']}.", whole]
-        if s.get("screened") is not None:
-            left = count_of(s["n_candidates"] - n_heads, "head")
-            found.append(f"Gradients screened the heads; {left} that ranked lower were not tested.")
+        found = [f"{what}, outcome {s['outcome']}.", whole]
         found += self._power()
         found += self._named_words() if self.established else []
         if made is not None:

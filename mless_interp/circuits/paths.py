@@ -21,7 +21,6 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import PatchScores
 from ..prompts.pairs import PromptPair
-from ..runtime.base_result import largest_first
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
@@ -152,7 +151,6 @@ def trace_paths(
     checkpoint: str | Path | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
-    seed: int = 0,
 ) -> "PathEffects":
     r"""Measure what heads do through one another, edge by edge, exactly: path patching by replay.
 
@@ -187,7 +185,7 @@ def trace_paths(
         chosen = tuple(dict.fromkeys(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges))
     _check(model, layers, chosen)
     problems = cells.compared(model, pairs, contrast, direction, outcome, control)
-    options = RunOptions(checkpoint, progress, seed)
+    options = RunOptions(checkpoint, progress)
 
     def place_of(at: int) -> tuple[int, int, str]:
         """Sort by where receivers write; within a layer sender by sender, so that projections are shared."""
@@ -403,7 +401,6 @@ def direct_effects(
     checkpoint: str | Path | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
-    seed: int = 0,
 ) -> "DirectEffects":
     r"""Split each head's effect into what it writes straight to the answer and what goes through later parts, exactly.
 
@@ -431,7 +428,7 @@ def direct_effects(
     chosen = cells.heads_of(model, heads, "split", contrast=contrast, outcome=outcome)
     cells.need_weights(model, [head.layer for head in chosen], "direct_effects")
     problems = cells.compared(model, pairs, contrast, direction, outcome, control)
-    options = RunOptions(checkpoint, progress, seed)
+    options = RunOptions(checkpoint, progress)
     ways = [Way(head, way) for head in chosen for way in WAYS]
 
     def changes(flow: cells.Flow) -> Iterator[tuple[int, int, Tensor]]:
@@ -473,7 +470,3 @@ class DirectEffects(cells.CellEffects[Way]):
     @property
     def effect(self) -> np.ndarray:
         return self.direct + self.indirect
-
-    def printed(self) -> pd.DataFrame:
-        size = np.repeat(self.effect.mean(0), len(WAYS))
-        return largest_first(self.table().assign(size=size), "size")[self.printed_columns.split()].head(2 * 8)

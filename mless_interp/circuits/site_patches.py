@@ -80,7 +80,6 @@ def patch_sites(
     checkpoint: str | Path | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
-    seed: int = 0,
 ) -> "SitePatches":
     """Patch one site at one token, every layer and token, exactly: the picture of activation patching.
 
@@ -100,7 +99,7 @@ def patch_sites(
 
     Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.1.
     """
-    options = RunOptions(checkpoint, progress, seed)
+    options = RunOptions(checkpoint, progress)
     check_count(n_rows, name="n_rows")
     model.need_layers("patch_sites")
     chosen = several_of(tuple(sites), PARTS, "site")
@@ -139,7 +138,6 @@ def map_positions(
     checkpoint: str | Path | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
-    seed: int = 0,
 ) -> "PositionMap":
     """Find the tokens of the question through which each head acts, and the part of the span that it reads (denoising).
 
@@ -157,7 +155,7 @@ def map_positions(
 
     Source: methods §8.1.
     """
-    options = RunOptions(checkpoint, progress, seed)
+    options = RunOptions(checkpoint, progress)
     check_count(n_rows, name="n_rows")
     check_count(n_blocks, name="n_blocks")
     chosen = heads_of(model, heads, "map", contrast=contrast, outcome=outcome)

@@ -426,12 +426,6 @@ class PatchScores(Parts):
         measures |= {"patched": of_heads(self.patched, self.heads), "effect": self.per_head}
         return rows_per_head(self.problem_ids, self.heads, measures)
 
-    def top(self, k: int = 10) -> pd.DataFrame:
-        """Return the `k` heads of largest |share| (|median| where shares are undefined); those without a rank come last."""
-        table = self.table()
-        ranked = results.largest_first(table, self.default_column(table))
-        return ranked.sort_values("rank", key=np.isnan, kind="stable", ignore_index=True).head(k)
-
     def details(self) -> list[str]:
         found = self._claim_words()
         if within := int(self.within_noise.sum()):

@@ -21,11 +21,6 @@ from ..statistics import derive_generator, median_interval, sign_test
 from .outcomes import Outcome
 from .prepared import Measured, Prepared, prepare, single
 
-READINGS = {
-    "carried": "The transplanted span raises its own problem's answer",
-    "lost": "the problem's own answer loses with a foreign span",
-}
-
 
 @checked
 def transplant_span(
@@ -42,8 +37,8 @@ def transplant_span(
 
     Every layer's keys (before they are rotated) and values of the span's rows are those of a partner's own run with the same
     insertion. `carried`: how much more likely a partner's span makes the partner's answer than the other partners' spans do;
-    above 0 in most problems: the span holds something of its own problem that the answer reads. `lost`: what the problem's own
-    answer loses with a foreign span. Before the question, behind the same system prompt, both are exactly 0.
+    above 0 in most problems: the span holds something of its own problem that the answer reads. Before the question, behind
+    the same system prompt, it is exactly 0.
 
     n_partners : other problems whose spans are given to each one, 2 or more, drawn among those with the same inserted tokens
         and answers that all differ.
@@ -123,7 +118,7 @@ class Transplant(Measured):
     signed = True
     caption = "What transplanted spans do: medians over problems, with intervals."
     columns = columns_of("""
-        reading | reading | | what is read: how much a span raises its own answer, or takes from the foreign one
+        reading | reading | | what is read: how much a span raises its own answer
         above | above 0 in | | problems whose number is above 0, beyond rounding
     """)
     axes = (("values", "problem answer span"),)
@@ -135,17 +130,12 @@ class Transplant(Measured):
         own = np.einsum("pkk->pk", theirs)
         return (own - (theirs.sum(2) - own) / (theirs.shape[1] - 1)).mean(1)
 
-    @cached_property
-    def lost(self) -> np.ndarray:
-        """How much more likely the problem's own span makes its answer than the partners' spans do, `[problem]`."""
-        return self.values[:, 0, 0] - self.values[:, 0, 1:].mean(1)
-
     def table(self) -> pd.DataFrame:
-        """Return one row for `carried` and one for `lost`: the median, in how many problems it is above 0, p of a sign test."""
-        values = self.by_group(np.stack([self.carried, self.lost], 1))
+        """Return one row: the median of `carried`, in how many problems it is above 0, p of a sign test."""
+        values = self.by_group(self.carried[:, None])
         made = interval_columns("median", median_interval(values, confidence=self.confidence))
         above, p = (values > self.resolution).sum(0), sign_test(values, rounding=self.resolution)
-        return pd.DataFrame({"reading": list(READINGS), **made, "above": above, "n": len(values), "p": p})
+        return pd.DataFrame({"reading": ["carried"], **made, "above": above, "n": len(values), "p": p})
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem, whose answer is read and whose span is there."""
@@ -156,15 +146,13 @@ class Transplant(Measured):
         return pd.concat(tables, ignore_index=True)
 
     def headline(self) -> str:
-        if max(np.abs(self.carried).max(), np.abs(self.lost).max()) <= self.resolution:
+        if np.abs(self.carried).max() <= self.resolution:
             return "Nothing changes in any problem: the span holds nothing of the question it is read with."
-        told = []
-        for words, row in zip(READINGS.values(), self.table().to_dict("records"), strict=True):
-            sure, limits = row["p"] < self.level, limits_of(row["median_ci_low"], row["median_ci_high"])
-            against = ", but the other way round" if sure and row["median"] < 0 else ""
-            unsure = "" if sure else "not established, "
-            told.append(f"{words}{against} ({unsure}median {row['median']:+.4f} {self.unit}{limits})")
-        return f"{'; '.join(told)}; {self.counted}."
+        row = self.table().iloc[0]
+        sure, limits = row["p"] < self.level, limits_of(row["median_ci_low"], row["median_ci_high"])
+        against = ", but the other way round" if sure and row["median"] < 0 else ""
+        told = f"{'' if sure else 'not established, '}median {row['median']:+.4f} {self.unit}{limits}"
+        return f"The transplanted span raises its own problem's answer{against} ({told}); {self.counted}."
 
     def details(self) -> list[str]:
         n = self.settings.get("n_prompts", 1)

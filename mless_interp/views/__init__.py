@@ -8,7 +8,7 @@ import lazy_loader
 PUBLIC = {
     "maps": ["head_map", "path_graph", "site_map", "span_map"],
     "forests": ["forest", "mediation", "read_effects", "study_effects", "summary_plot"],
-    "lines": ["circuit_curve", "compare_profiles", "dose_response", "profiles", "set_growth"],
+    "lines": ["circuit_curve", "compare_profiles", "dose_response", "profiles"],
     "bars": ["accuracy_bars", "activation_histograms", "bars_of_models", "direct_bars", "token_bars"],
     "circuitsvis": ["attention"],
 }

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..circuits.head_sets import CircuitCurve, MinimalSets
+from ..circuits.head_sets import CircuitCurve
 from ..core.arguments import count_of
 from ..core.heads import Head, as_head, as_heads
 from ..patching.dose import DoseResponse
@@ -106,36 +106,6 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     title = words_of(found, "model", "insertion", "outcome")
     name_axes(axes, x=heads, y="share of the effect restored (1: all of it)", title=title)
     axes.legend(fontsize=7, loc="upper left")
-    return picture
-
-
-def set_growth(found: MinimalSets) -> Picture:
-    """Draw the share of the effect at every step of a set, where it was sought and on fresh problems; a panel per set.
-
-    Of the sufficient set: what its heads bring that alone see the span; of the necessary: what goes where they alone do not.
-    Heads come (+) from left to right and go (-) where the set was pruned; the last step is the set. The dotted line is the
-    share that was asked for, the grey bar at the end what random sets of the same size and layers do on the fresh problems.
-    """
-    longest = max(1, *(len(each.steps) for each in found.both))
-    picture, places = draw.panel(2 * (0.32 * longest + 2.8), 4.4, 1, 2, sharey=True)
-    for axes, each in zip(places, found.both, strict=True):
-        table = found.growth(each)[lambda made: made["set"] == "step"]
-        x = np.arange(len(table))
-        draw_series(axes, x, with_limits(table, "share"), 0, "problems of the search (band: its limits)")
-        draw_series(axes, x, with_limits(table, "fresh_share"), 1, "fresh problems (band: its limits)")
-        axes.axhline(found.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
-        axes.axhline(color="0.4", linewidth=0.8)
-        if each.sets and found.wholes[1].established:
-            shares, at = np.asarray(found.wholes[1].share(each.random).estimate), len(table) - 0.5
-            style: Style = {"color": GREY, "linewidth": 5, "solid_capstyle": "butt", "alpha": 0.7}
-            axes.plot([at] * 2, [shares.min(), shares.max()], label="random sets, fresh problems: range", **style)
-        name_ticks(axes.xaxis, list(table["changed"]), rotation=90)
-        axes.set_xlim(-0.5, max(len(table), 1))
-        title = f"{each.side}: {count_of(len(each.heads), 'head') if each.heads else 'none found'}"
-        name_axes(axes, x="head that comes or goes", y="share of the effect", title=title)
-    picture.suptitle(words_of(found), fontsize=8)
-    handles = {label: one for axes in places for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    draw.key_below(picture, handles=list(handles.values()), labels=list(handles), ncols=1)
     return picture
 
 

@@ -11,6 +11,7 @@ from small_results import in_strata
 
 import mless_interp as mi
 from mless_interp.circuits.judge import Judged, judge
+from mless_interp.circuits.located import strata_of
 from mless_interp.core.heads import Head
 
 HEADS = (Head(0, 0), Head(0, 1), Head(1, 0), Head(1, 1))
@@ -90,7 +91,7 @@ def test_a_specialist_by_hand() -> None:
     assert a[["n", "removed_k", "added_k"]].tolist() == [20, 20, 20] and b[["n", "removed_k"]].tolist() == [20, 0]
     assert a[["removed_p", "added_p"]].tolist() == [34 * 2.0**-20] * 2
     assert again.p[1] == 4 * 2.0**-20 and again.kinds_again[1] == "specialist"
-    assert found.confirmed_specialists == {mi.Head(1, 0): ("a",)}
+    assert strata_of(again.confirmed_within, mi.Head(1, 0)) == ("a",)
     assert found.by_stratum()["confirmed"].dropna().tolist() == [True] * 3
     lost, elsewhere = (replace(again, strata=tuple(names * 20)) for names in ("ba", "cc"))
     assert not lost.confirmed[1] and lost.kinds_again[1] == "undecided" and np.isnan(elsewhere.p[1])
@@ -109,12 +110,12 @@ def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_
     model, options = four_specialists(), {"contrast": "replaced", "by": "answer", "progress": False}
     found = mi.locate_heads(model, of_classes(64, 0), **options, confirm=of_classes(64, 1))
     served = {Head(0, at): (str(at),) for at in range(4)}
-    assert found.specialists == served == found.confirmed_specialists
     made = found.confirmation
-    assert made is not None and made.confirmed.all() and made.kinds_again == made.kinds
+    assert found.specialists == served == {head: strata_of(made.confirmed_within, head) for head in served}
+    assert made.confirmed.all() and made.kinds_again == made.kinds
     why = "pairs of token ids have no text to draw others from"
     assert made.settings["left_out"] == {"random": why, "mful": why} and found.settings["left_out"] == {}
     circuit = mi.trace_circuit(model, of_classes(32, 2), found, parts=["direct"], contrast="replaced", progress=False)
     assert "L0H0, L0H1, L0H2, L0H3 act in some strata of answer only" in circuit.caveats()[0]
     mi.save(tmp_path / "kept", found=found)
-    assert mi.load(tmp_path / "kept")["found"].confirmed_specialists == served
+    assert mi.load(tmp_path / "kept")["found"].confirmation.confirmed_within == made.confirmed_within

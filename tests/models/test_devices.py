@@ -83,7 +83,7 @@ def attention_of(name: str) -> str:
 
 OF_OTHERS = ("profile", "segments", "patches of knockouts, noising", "joint", "reads", "transplant", "curve", "sets")
 """Analyses that ask a model nothing but what others ask."""
-EVERY = [name for name in (*MADE, *ANALYSES) if name not in (*OF_OTHERS, "located, screened")]
+EVERY = [name for name in (*MADE, *ANALYSES) if name not in OF_OTHERS]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in MADE)) for name in EVERY])
