@@ -398,7 +398,8 @@ def circuit_curve(
     check_count(n_random, name="n_random", at_least=0)
     given = info.chosen(ranking, what="rank")
     order = (*given, *(head for head in info.heads if head not in set(given)))
-    sizes = circuit_sizes(len(order))
+    n = len(order)
+    sizes = np.array(sorted({0, n, *(int(part * n + 1e-9) for part in FRACTIONS)}))  # 0.3 * 10 is 3, not 2
     orders = {"ranking": order, "reversed": order[::-1]}
     orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
     sets = [(), order, *(heads[:k] for heads in orders.values() for k in sizes[1:-1])]
@@ -417,11 +418,6 @@ def circuit_curve(
     made: Arguments = {"ranking": order, "sizes": sizes, "orders": tuple(orders), "seed": seed}
     made |= {"values": np.concatenate([masked, inner, inserted], -1), "chosen_elsewhere": chosen_elsewhere}
     return CircuitCurve(**made, **prepared.fields(settings))
-
-
-def circuit_sizes(n_heads: int) -> np.ndarray:
-    whole = (int(fraction * n_heads + 1e-9) for fraction in FRACTIONS)  # 0.3 * 10 is 3, whatever binary fractions say
-    return np.array(sorted({0, n_heads, *whole}))
 
 
 def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, ...]:

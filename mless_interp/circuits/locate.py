@@ -178,7 +178,7 @@ def _strata(prepared: Prepared, by: str | None) -> tuple[str, ...]:
 
 
 def measure(
-    prepared: Prepared, heads: Sequence[Head], *, contrast: Contrast = CONTRASTS["content"], options: RunOptions
+    prepared: Prepared, heads: Sequence[Head], *, contrast: Contrast, options: RunOptions
 ) -> tuple[Arguments, PatchScores]:
     """Sweep exactly, four times over runs that are made once (methods §3, I7 and I14): fields of a result, and the z sweep.
 

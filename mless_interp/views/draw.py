@@ -157,10 +157,10 @@ def name_ticks(axis: Axis, names: Sequence[object], places: Values | None = None
     axis.set_ticks([], minor=True)
 
 
-def key_below(picture: Figure, entries: Sequence[tuple[str, Style]] = (), *, ncols: int = 2, **options: object) -> None:
+def key_below(picture: Figure, entries: Sequence[tuple[str, Style]] = (), *, ncols: int = 2) -> None:
     """Draw the legend of a whole picture under it: in fewer columns, and wrapped, where the picture is too narrow for it.
     `entries`: (words, style of a patch, or of a line where it has no facecolor); without them, of what has a label."""
-    made: Arguments = {"loc": "outside lower center", "fontsize": 7, "frameon": False, **options}
+    made: Arguments = {"loc": "outside lower center", "fontsize": 7, "frameon": False}
     if entries:
         made["handles"] = [
             Patch(label=words, **style) if "facecolor" in style else Line2D([], [], label=words, **style)

@@ -1,4 +1,4 @@
-"""Lines: attention received per token, circuits and sets growing head by head, dose and response."""
+"""Lines: attention received per token, circuits growing head by head, dose and response."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
