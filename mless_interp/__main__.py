@@ -7,9 +7,9 @@ from pathlib import Path
 import typer
 
 from .app import COMMANDS, commands, run_folder
-from .app.command_line import Command, Commands, of_options, one_line_errors
+from .app.command_line import Command, of_options, one_line_errors
 
-app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()

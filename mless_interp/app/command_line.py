@@ -92,7 +92,7 @@ def _not_there(what: str, path: Path, why: str = "") -> typer.BadParameter:
 PANELS = {
     "Options": (),
     "How many": "limit confirm answers n_tokens twins n_samples draws repeats most_heads doses".split(),
-    "Output": "out report overwrite json_file as_json".split(),
+    "Output": "out report overwrite json_file".split(),
     "Advanced": (
         "engine workers gpus_per_worker address shard wait backend dtype tf32 device device_map max_memory offload_folder "
         "quantization_config attention template place by layers heads direction edit seed no_progress rows batch_size "
@@ -434,39 +434,8 @@ def tell(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@contextmanager
-def plain_refusals() -> Iterator[None]:
-    """Make Typer's errors one line each, with what may have been meant."""
-    try:
-        yield
-    except USAGE as error:
-        taken = () if error.ctx is None else error.ctx.command.params
-        model = next((each.param_type_name for each in taken if each.name == "model"), "")
-        error.ctx = None  # without it Typer writes no lines about usage before the error's own
-        if model == "argument" and getattr(error, "option_name", "") == "--model":
-            error.message, error.possibilities = f"{error.message}; give MODEL without a name", None
-        elif model == "option" and "unexpected extra argument" in error.message:
-            error.message += "; name the model: --model MODEL"
-        elif "is not one of" in error.message:
-            wrong, *known = re.findall("'([^']*)'", error.message)
-            error.message = error.message.removeprefix("Value error, ").rstrip(".") + nearest(wrong, known)
-        raise
-
-
-USAGE: Any = typer.BadParameter.__base__
-"""What Typer raises for a command line that it cannot read; it has no public name."""
-
-
-class Commands(typer.core.TyperGroup):
-    """The program of all commands."""
-
-    resolve_command = plain_refusals()(typer.core.TyperGroup.resolve_command)
-
-
 class Command(typer.core.TyperCommand):
     """A program of one command, whose options are listed in panels."""
-
-    parse_args = plain_refusals()(typer.core.TyperCommand.parse_args)
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return f"{' '.join((self.help or '').split()).partition('. ')[0].rstrip('.')}."

@@ -153,7 +153,7 @@ EARLY = {
     "locate --limt 2": "No such option: --limt .*--limit",
     "figures": "Missing option '--figure'",
     "locate --n-tokens 0": "Invalid value for '--n-tokens'",
-    "profiles --insertion meaningles": "Invalid value for '--insertion'.*did you mean meaningless",
+    "profiles --insertion meaningles": "Invalid value for '--insertion'.*'meaningles' is not one of 'meaningless', '",
     "locate --model ./nope": "Invalid value for '--model': there is no directory",
     "accuracy --problems math50": "Invalid value for '--problems': there is no file .*did you mean math500",
     "check demo --json none/c.json": "--json none/c.json: there is no folder",

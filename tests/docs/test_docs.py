@@ -20,10 +20,10 @@ from typer.main import get_command
 
 import mless_interp as mi
 from mless_interp.__main__ import app
-from mless_interp.app.command_line import USAGE
 
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "mless_interp"
+UNREADABLE: Any = typer.BadParameter.__base__  # what Typer raises; it has no public name
 
 
 @cache
@@ -136,7 +136,7 @@ def refused(command: str) -> str:
         program.make_context("command", words or ["--help"])  # a bare name needs no arguments
     except typer.Exit:  # of --help
         return ""
-    except USAGE as error:
+    except UNREADABLE as error:
         said = str(error.format_message())
         return "" if "there is no " in said else said
     return ""
