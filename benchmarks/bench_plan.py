@@ -79,16 +79,11 @@ def planned(model: str, what: str, n: int) -> dict[str, Any]:
 
     if what in STUDIES:
         problems = mi.app.command_line.problems_of(model, limit=None)
-        return mi.plan_run(model, problems, what=study(what, n), attention="sdpa", **HOW).to_dict()
-    found = mi.plan_run(
-        model,
-        *asked(model, n, mi.models.load.tokenizer_of_model(model)),
-        what=what,
-        n_fresh=n // 2 * (what == "circuit"),
-        attention="sdpa",
-        **HOW,
-    )
-    return found.to_dict()
+        found = mi.plan_run(model, problems, what=study(what, n), attention="sdpa", **HOW)
+    else:
+        questions, n_fresh = asked(model, n, mi.models.load.tokenizer_of_model(model)), n // 2 * (what == "circuit")
+        found = mi.plan_run(model, *questions, what=what, n_fresh=n_fresh, attention="sdpa", **HOW)
+    return {"parts": found.parts, "peak": found.peak}
 
 
 def measured(model: str, what: str, n: int) -> dict[str, Any]:

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from ..prompts.problems import load_problems
 from ..runtime.text_safety import WIDTH, one_line
 from . import command_line as line
 from .circuit import N_CONFIRM
-from .run_folder import MOST_LINES, Kept, Presented, check_run, read, write
+from .run_folder import MOST_LINES, check_run, read
 
 NOT_PLANNED = set("tf32 device_map max_memory offload_folder quantization_config".split())
 NOT_PLANNED |= {field.name for field in dataclasses.fields(line.Saving)} - {"seed"}
 """Options of other commands that make no difference to a plan."""
 PLANNED = tuple("sweep locate profiles mechanism accuracy circuit".split())
-PLACE_OF_A_RUN = "out report shard wait workers gpus_per_worker address overwrite no_progress".split()
-"""Options that only say where a run computes, how it begins and what it writes: numbers do not depend on them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +87,6 @@ class Planning(line.Inserting):
     memory: str | None = line.option(None, "Memory of a GPU that is not here (with --tflops): 80GB.")
     tflops: float | None = line.option(None, "Speed of that GPU, in 10^12 operations a second.", min=1e-9)
     max_new_tokens: int | None = line.option(None, "accuracy: longest answer. [default: longest solution]", min=1)
-    as_json: bool = line.option(False, "Print everything as JSON.", "--json")
 
 
 def plan(options: Planning) -> None:
@@ -126,62 +123,30 @@ def plan(options: Planning) -> None:
 
     memory = None if options.memory is None else convert_file_size_to_int(options.memory)
     found = plan_run(options.model, questions, memory=memory, **how)
-    line.tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
+    line.tell(repr(found))
 
 
 def compare(
     folders: Annotated[list[Path], Argument(metavar="DIR DIR ...", help="The --out of two or more finished runs.")],
-    out: Annotated[Path | None, Option(help="Folder for compare.csv and heads.csv; without it only text.")] = None,
-    report: Annotated[bool, Option("--report", help="With --out: also write report.html.")] = False,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False,
 ) -> None:
     """Compare finished runs of one analysis: of several models, insertions or lengths.
 
     Runs of locate (or sweeps): the total effect, and every head that a run names, with its verdict and its number of
     problems. Runs of accuracy: the share of right answers under each treatment. Nothing is computed again and no model is
-    loaded; each run is judged by its own problems, and no test is made between runs.
+    loaded; each run is judged by its own problems, and no test is made between runs. In Python, `mi.compare_runs` returns
+    what is printed: `.table().to_csv(...)`, `.heads()`, `.plot()`.
     """
-    there = [Path(os.path.realpath(folder)) for folder in folders]
-    if len(set(there)) < len(folders) or len(folders) < 2:
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders) or len(folders) < 2:
         raise ValueError("compare takes two or more folders of finished runs, each once")
-    if out is not None and any(Path(os.path.realpath(out)).is_relative_to(folder) for folder in there):
-        raise ValueError(f"--out {str(out)!r} is one of the compared runs, or inside one: choose another folder")
-    if (report or overwrite) and out is None:
-        raise ValueError(f"--{'report' if report else 'overwrite'} needs --out, the folder where tables and page go")
     for folder in folders:
         check_run(folder)  # before pandas and torch are imported
-    import pandas as pd
-
     from ..runtime.base_result import ROWS
     from ..runtime.columns import TextTable
-    from ..runtime.store import new_folder, provenance
-    from ..views.report import Report
     from .runs_compared import compare_runs
 
-    names = [folder.name for folder in there]
-    if len({*names, "head", "named in", "option"}) < len(names) + 3:  # the tables' own columns
-        names = list(map(str, there))
     with line.plain_warnings():
-        runs = dict(zip(names, map(read, folders), strict=True))
-        found = compare_runs({name: kept.results for name, kept in runs.items()})
-        asked = pd.DataFrame({name: pd.Series(kept.options, dtype=object).map(str) for name, kept in runs.items()})
-        asked = asked.drop(index=PLACE_OF_A_RUN, errors="ignore")
-        differ = asked[asked.nunique(axis=1, dropna=False) > 1].rename(lambda name: f"--{name.replace('_', '-')}")
-        differ = differ.rename_axis("option").reset_index()
-        heads = found.heads()
-        said = found.lines() if heads.empty else textwrap.wrap(one_line(found.headline()), WIDTH)
-        for table in (heads.head(ROWS), differ.head(ROWS)):
-            said += TextTable.of(table, "").lines() if len(table) else []
+        found = compare_runs({str(folder): read(folder).results for folder in folders})
+        said, heads = found.lines(), found.heads()
+        if len(heads):
+            said = [*textwrap.wrap(one_line(found.headline()), WIDTH), *TextTable.of(heads.head(ROWS), "").lines()]
         line.tell("\n".join(said[:MOST_LINES]))
-        if out is None:
-            return
-        files = {"compare.csv": found.table(), **({} if heads.empty else {"heads.csv": heads})}
-        question = f"What do the runs in {', '.join(map(str, folders))} say side by side?"
-        page = Report("Runs compared", question, found.headline()).result(found, heading="Side by side")
-        if len(differ):
-            own = {name: "" if name == "option" else name for name in differ}  # a run's name as it is
-            page = page.table(differ, "Options in which the runs differ.", columns=own)
-        facts = provenance(None, repeat=line.repeat_command(), analysis="compare", folders=[*map(str, folders)])
-        with new_folder(out, overwrite=overwrite) as made:
-            written = write(made, Kept({}, {}, facts), Presented(files, lambda: page), report=report)
-        line.tell(one_line(f"Results: {out}/{', '.join(written)}"))

@@ -3,7 +3,7 @@
 import time
 import timeit
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -99,10 +99,6 @@ class Plan:
     @property
     def fits(self) -> bool:
         return self.peak <= self.available
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, ready for JSON."""
-        return asdict(self) | {"seconds": self.seconds, "peak": self.peak, "fits": self.fits}
 
     def __repr__(self) -> str:
         problems = count_of(self.n_problems, "problem") + f" ({self.n_fresh} fresh)" * bool(self.n_fresh)

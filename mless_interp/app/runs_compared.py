@@ -13,7 +13,7 @@ from ..circuits.located import LocatedHeads, in_words
 from ..core.arguments import checked
 from ..core.heads import Head
 from ..patching.sweep import PatchScores
-from ..runtime.base_result import Result, Shown, ShownTable, interval_columns, limits_of
+from ..runtime.base_result import Result, interval_columns, limits_of
 from ..runtime.columns import columns_of
 
 SAME = ("outcome", "contrast", "direction", "edit")  # settings in which runs must agree, or numbers cannot be compared
@@ -96,13 +96,6 @@ class RunsCompared(Result):
         common, every = set.intersection(*ids), set.union(*ids)
         some = [f"The runs share {len(common)} of {len(every)} problems (by id)."] if common != every else []
         return [*some, "Each run is judged by its own problems; no test is made between runs."]
-
-    def shown(self) -> Shown:
-        heads, tables = self.heads(), [ShownTable(self.table(), "Each run, with 95 % intervals over its own problems.")]
-        if not heads.empty:
-            own = {name: "" if name in ("head", "named in") else name for name in heads.columns}
-            tables.append(ShownTable(heads, "Heads that any run names, with how many problems show it.", own))
-        return Shown(tuple(tables))
 
 
 @checked

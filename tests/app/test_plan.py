@@ -116,7 +116,7 @@ def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
         swept, controls = list(plan.parts.values())[1:]
         assert controls == pytest.approx(2 * swept), "4 problems are tested, 2 name heads"
     assert plan.fits and "timed on a few problems" in repr(plan) and all(spent > 0 for spent in plan.parts.values())
-    assert len(repr(plan).splitlines()) <= 12 and json.dumps(plan.to_dict(), allow_nan=False)
+    assert len(repr(plan).splitlines()) <= 12
 
 
 def test_a_study_takes_what_its_insertions_take(without_weights: Path) -> None:
