@@ -105,7 +105,7 @@ def main(
 
 def on_texts(study: Any) -> Any:
     """The study as stories260K can be asked: no answers, and a length that its slashes, of two tokens, divide."""
-    odd = any((each.n_tokens or 55) % 2 for each in study.insertions if each.kind == "meaningless")
+    odd = any(each.get("n_tokens", 55) % 2 for each in study.insertions if each["kind"] == "meaningless")
     return study.with_changes(**TEXTS).with_changes(n_tokens=TWO_TOKENS if odd else None)
 
 

@@ -51,7 +51,6 @@ def compute(options: Options) -> Computed:
     insertion), effects.csv (a row per effect), study.parquet (a row per problem and measure), study.png; with
     answers also completions.jsonl.
     """
-    from ..views.report import ShownPrompt
     from .study_runner import pairs_of, read_study, run_study
 
     changes = options.chosen(*"model problems limit template confirm answers n_tokens".split())
@@ -62,10 +61,9 @@ def compute(options: Options) -> Computed:
     model = whole.load()
     progress = not options.no_progress
     found = run_study(study, model=model, problems=questions, checkpoint=options.partial, progress=progress)
-    first = pairs_of(study, model, questions)
-    shown = {f"prompt_{at}": ShownPrompt.of(model, pairs[0]) for at, pairs in enumerate(first.values())}
+    first = next(iter(pairs_of(study, model, questions).values()))
     facts = {"study": study.title, "source": study.source, "n_problems": len(found.problem_ids)}
-    return Computed({"StudyResult": found}, model, shown=shown, facts=facts)
+    return Computed({"StudyResult": found}, model, first, facts=facts)
 
 
 def present(kept: Kept) -> Presented:
@@ -81,9 +79,6 @@ def present(kept: Kept) -> Presented:
         for name, located in found.located.items():
             told, heads = located.explain().splitlines(), ", ".join(map(str, located.found)) or "none named"
             made = made.folded(f"Heads, {name}: {heads}", made.blank().sentence(*told))
-        made = made.heading("What the model reads")
-        for at, name in enumerate(found.insertions):
-            made = made.folded(name, made.blank().prompt(kept.shown[f"prompt_{at}"]))
         return made
 
     files: dict[str, Any] = {"study.csv": found.table(), "effects.csv": found.effect_table()}

@@ -2,8 +2,8 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,6 @@ from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem, groups_of, whole_groups
 from ..prompts.prompt import template_named
 from ..runtime.base_result import Result, Shown, ShownTable, interval_columns, limits_of, of_heads
-from ..runtime.checkpoint import key_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import progress_bar
 from ..runtime.text_safety import one_line
@@ -43,31 +42,9 @@ from .command_line import problems_of
 NONE = "none"  # the treatment that answers under insertions are compared with
 ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))  # stand for problems that are not known yet
 ANY_HEAD = (Head(0, 0),)  # a sweep of one head has the whole effect as well
-LONGEST_SLUG = 80  # letters; a file system takes 255 bytes
+ROW = ("name", "kind", "unit", "n_tokens", *AT)  # the keys of an insertion: a name, and what `Insertion.named` takes
 SPAN_MASS = "span_mass"  # the attention that every study reports: the later rows' share on the inserted tokens
 Found = TypeVar("Found")
-
-
-@checked
-@dataclass(frozen=True, kw_only=True)
-class InsertionAsked:
-    """Ask for one row of a study: an insertion by its kind's name, as `Insertion.named` takes it, at a place."""
-
-    name: str
-    kind: str
-    unit: str | None = None
-    n_tokens: int | None = None
-    before: str | tuple[str, ...] | None = None
-    after: str | tuple[str, ...] | None = None
-    at: int | tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        self.made(0, ANY_PROBLEMS)
-
-    def made(self, seed: int, problems: Iterable[Problem]) -> Insertion:
-        """Return the insertion; `problems` are those that `other_questions` draws from."""
-        place: Any = {name: getattr(self, name) for name in AT}
-        return Insertion.named(self.kind, unit=self.unit, n_tokens=self.n_tokens, seed=seed, problems=problems, **place)
 
 
 @checked
@@ -82,7 +59,7 @@ class Study:
     """
 
     title: str
-    insertions: tuple[InsertionAsked, ...]
+    insertions: tuple[Mapping[str, Any], ...]
     source: str = ""
     claims: str = ""
     model: str = "demo"
@@ -119,7 +96,7 @@ class Study:
             raise ValueError("a study needs insertions: write [[insertions]] with a name and a kind")
         slugs = [NONE, *(slug(row.name) for row in self.rows(ANY_PROBLEMS))]
         if twice := [each for each in slugs if slugs.count(each) > 1]:
-            why = f"case and signs make no difference, and {NONE!r} is the one without an insertion"
+            why = f"case, signs and letters after 80 make no difference, and {NONE!r} is the one without an insertion"
             raise ValueError(f"two treatments are named {twice[0]!r} ({why})")
 
     @property
@@ -130,16 +107,17 @@ class Study:
     @property
     def n_read(self) -> int | None:
         """Count the problems to read: all (None) where insertions draw from them, so that draws do not depend on `limit`."""
-        return None if any(each.kind == "other_questions" for each in self.insertions) else self.n_problems
+        return None if any(each["kind"] == "other_questions" for each in self.insertions) else self.n_problems
 
     def rows(self, problems: Iterable[Problem]) -> list[Treatment]:
         """Return every row's insertion, named, and as it is answered: one for each seed where it is drawn."""
         problems, found = tuple(problems), []
         for asked in self.insertions:
-            seeds = self.seeds if KINDS[asked.kind].drawn else self.seeds[:1]
+            name, how = asked["name"], {key: value for key, value in asked.items() if key != "name"}
+            seeds = self.seeds if _of(name, one_of, asked["kind"], KINDS, "insertion").drawn else self.seeds[:1]
             for seed in seeds:
-                name = asked.name if len(seeds) == 1 else f"{asked.name}, seed {seed}"
-                found.append(Treatment(asked.made(seed, problems), name=name))
+                made = _of(name, Insertion.named, **how, seed=seed, problems=problems)
+                found.append(Treatment(made, name=name if len(seeds) == 1 else f"{name}, seed {seed}"))
         return found
 
     def with_changes(self, *, n_tokens: int | None = None, **changes: Any) -> "Study":
@@ -147,7 +125,7 @@ class Study:
         given = {name: value for name, value in changes.items() if value is not None}
         if n_tokens is not None:
             counted = [
-                replace(each, n_tokens=n_tokens) if KINDS[each.kind].counted else each for each in self.insertions
+                {**each, "n_tokens": n_tokens} if KINDS[each["kind"]].counted else each for each in self.insertions
             ]
             given["insertions"] = tuple(counted)
         return replace(self, **given)
@@ -164,9 +142,8 @@ class Study:
 
 
 def slug(name: str) -> str:
-    """Return a row's name as that of a file: "random words, seed 1" as random-words-seed-1, "/" and long ones by a digest."""
-    words = re.sub(r"\W+", "-", name).strip("-").lower()
-    return words if 0 < len(words) <= LONGEST_SLUG else key_of(name)
+    """Return a row's name as that of a file, which takes 255 bytes: "random words, seed 1" as random-words-seed-1."""
+    return re.sub(r"\W+", "-", name).lower()[:80]
 
 
 @checked
@@ -194,16 +171,18 @@ def _study(told: Mapping[str, Any]) -> Study:
     rows = told.get("insertions", ())
     if not isinstance(rows, Sequence) or not all(isinstance(each, Mapping) for each in rows):
         raise TypeError("insertions must be tables: write [[insertions]] with a name and a kind for each")
-    made = tuple(_of(str(row.get("name", at)), _made, InsertionAsked, row) for at, row in enumerate(rows))
-    return _made(Study, {**told, "insertions": made})
+    _check_keys(told, Study.__dataclass_fields__, ("title",))
+    for at, row in enumerate(rows):
+        _of(str(row.get("name", at)), _check_keys, row, ROW, ("name", "kind"))
+    return Study(**{"insertions": (), **told})
 
 
-def _made(kind: Any, told: Mapping[str, Any]) -> Any:
+def _check_keys(told: Mapping[str, Any], known: Collection[str], needed: Iterable[str]) -> None:
     for key in told:
-        one_of(key, kind.__dataclass_fields__, "key")
-    if lacking := [each.name for each in fields(kind) if each.default is MISSING and each.name not in told]:
-        raise ValueError(f"the key {lacking[0]!r} is missing")
-    return kind(**told)
+        one_of(key, known, "key")
+    for key in needed:
+        if key not in told:
+            raise ValueError(f"the key {key!r} is missing")
 
 
 def _of(insertion: str, do: Callable[..., Found], *given: object, **options: Any) -> Found:
