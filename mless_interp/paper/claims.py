@@ -1,4 +1,4 @@
-"""The figures' claims about attention on a model: `reproduce_figure` measures them, `check_claims` holds each against its null.
+"""The figures' claims about attention on a model: `reproduce_figure` measures them and holds each against its null.
 
 Everything is a number per problem, mean over the heads given; intervals are not corrected for testing several claims. Most
 claims agree on random weights too, so each stands beside the same check of untrained twins. That a repeated token receives
@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 
 from ..core.arguments import Arguments, checked, count_of, one_of
-from ..core.heads import Head, as_heads
+from ..core.heads import Head
 from ..data import paper_entries
 from ..metrics.patterns import RowChoice
 from ..metrics.recovery import aligned_recovery, span_variation, timing_spearman
@@ -187,10 +187,9 @@ def reproduce_figure(
             made["random words"] = random[0]
         if shown.kind == "bars_and_head":
             made["Mful"] = profile("mful", Insertion.meaningful(n_tokens=n_tokens))
-        wanted = [claim.key for claim in CLAIMS.values() if shown.key in claim.figures]
-        against: Arguments = {"random_sentence": random, "meaningful": made.get("Mful"), "repeats": others}
         first = [head for head in chosen if head.layer == 0]
-        return made | {"claims": check_claims(made["Mless"], heads=first, claims=wanted, seed=seed, **against)}
+        checking = _Checking(made["Mless"], first, random, made.get("Mful"), others, seed)
+        return made | {"claims": checking.checked(claim for claim in CLAIMS.values() if shown.key in claim.figures)}
 
     folder = None if checkpoint is None else Path(checkpoint)
     made = measured(model, folder)
@@ -210,43 +209,6 @@ def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = No
     return stand_in(model.architecture, name=model.title, **heads, **options)
 
 
-def check_claims(
-    profile: AttentionProfile,
-    *,
-    heads: Iterable[Head | str] | None = None,
-    random_sentence: Sequence[AttentionProfile] = (),
-    meaningful: AttentionProfile | None = None,
-    repeats: Sequence[AttentionProfile] = (),
-    claims: Iterable[str] | None = None,
-    seed: int = 0,
-    confidence: float = CONFIDENCE,
-) -> ClaimChecks:
-    """Check what the figures claim on a model's own profiles; all are of the same problems.
-
-    profile : of the meaningless insertion, conditions base and inserted; with gap too, the position-matched null.
-    heads : which of its heads; default all of the lowest layer there is. `first_layer_differs` also takes the heads of
-        the same number in layers 1 and 2 (zero-based), if the profile has them.
-    random_sentence, meaningful : with random words of the same length (draws are averaged), and with a repeated word.
-    repeats : with other repeated tokens (`Insertion.other_repeats`), condition inserted, at least `REPEATS`: among them the
-        insertion's own token has its rank.
-
-    For an untrained twin check its own profiles, and give the checks of all: `replace(checks, twins=(...))`. A claim whose
-    null is not here, or with fewer than two problems, is "cannot tell", with the reason.
-    """
-    if not {"base", "inserted"} <= set(profile.conditions):
-        raise ValueError(f"claims need a profile with conditions base and inserted, this one has {profile.conditions}")
-    lowest = min(head.layer for head in profile.heads)
-    chosen = as_heads(heads) if heads is not None else tuple(head for head in profile.heads if head.layer == lowest)
-    wanted = [one_of(key, CLAIMS, "claim") for key in (CLAIMS if claims is None else claims)]
-    for other in (*random_sentence, *repeats, *([] if meaningful is None else [meaningful])):
-        if other.problem_ids != profile.problem_ids:
-            raise ValueError("the profiles must be of the same problems in the same order: they are compared in pairs")
-    checking = _Checking(profile, chosen, random_sentence, meaningful, repeats, seed, confidence)
-    checks = [checking.ranked(claim) if claim.key == "low_in_span" else checking.judged(claim) for claim in wanted]
-    settings = {**profile.settings, "heads": " ".join(map(str, chosen)), "n_problems": len(profile.problem_ids)}
-    return ClaimChecks(tuple(checks), settings=settings)
-
-
 def _only(profile: AttentionProfile, heads: Sequence[Head]) -> AttentionProfile:
     rows, both = [profile.of(head) for head in heads], (profile.received, profile.uniform)
     received, uniform = ({name: tuple(each[rows] for each in found) for name, found in of.items()} for of in both)
@@ -263,7 +225,12 @@ class _Checking:
     meaningful: AttentionProfile | None
     repeats: Sequence[AttentionProfile]
     seed: int
-    confidence: float
+
+    def checked(self, claims: Iterable[Claim]) -> ClaimChecks:
+        """Judge each of these claims."""
+        checks = [self.ranked(claim) if claim.key == "low_in_span" else self.judged(claim) for claim in claims]
+        heads, n_problems = " ".join(map(str, self.heads)), len(self.profile.problem_ids)
+        return ClaimChecks(tuple(checks), settings={**self.profile.settings, "heads": heads, "n_problems": n_problems})
 
     def measured(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None]:
         """Return what was measured `[problem]` and its null `[problem]` or a number; None for what is missing."""
@@ -330,7 +297,7 @@ class _Checking:
 
     def mean(self, values: np.ndarray) -> tuple[float, float, float, int]:
         """Return the mean over groups, its limits, and of how many it is."""
-        found = mean_interval(values, seed=self.seed, confidence=self.confidence)
+        found = mean_interval(values, seed=self.seed, confidence=CONFIDENCE)
         return float(defined_mean(values)), float(found.low), float(found.high), int(np.isfinite(values).sum())
 
     def judged(self, claim: Claim) -> ClaimCheck:
@@ -362,7 +329,7 @@ class _Checking:
             return ClaimCheck(claim, mean, low, high, n, reason=few if np.isfinite(mean) else "undefined")
         _, below, above, _ = self.mean(own - np.mean(others, axis=0))
         ranks = [1 + int((claim.direction * side * (levels - mean) >= 0).sum()) for side in (1, -1)]
-        likely, null = (1 - self.confidence) * (1 + len(levels)), float(levels.mean())
+        likely, null = (1 - CONFIDENCE) * (1 + len(levels)), float(levels.mean())
         verdict = "agrees" if ranks[0] <= likely else "disagrees" if ranks[1] <= likely else "cannot tell"
         where = f"rank {ranks[0]} of {1 + len(levels)} repeated tokens, the lowest first"
         return ClaimCheck(claim, mean, low, high, n, null, mean - null, below, above, verdict, where)

@@ -22,13 +22,11 @@ class PaperModel:
     n_layers: int
     n_heads: int
     n_key_value_heads: int
-    first_token_left_out: bool
 
 
 _DATA = paper_entries("figures")
 
 MODELS: dict[str, PaperModel] = {entry["key"]: PaperModel(**entry) for entry in _DATA["models"]}
-"""Appendix I leaves out the first token for Llama and Gemma."""
 TITLES: dict[str, str] = _DATA["titles"] | {key: made.title for key, made in MODELS.items()}
 
 

@@ -54,8 +54,14 @@ def profile(
     )
 
 
-def verdicts(made: AttentionProfile, **options: Any) -> dict[str, str]:
-    return {check.claim.key: check.verdict for check in paper.check_claims(made, **options).checks}
+def checks(made: AttentionProfile, *wanted: str, heads: Any = LAYERS[:1], **against: Any) -> paper.ClaimChecks:
+    """These claims on its heads (all claims, on the first layer's), held against what is given."""
+    against = {"draws": (), "meaningful": None, "repeats": (), "seed": 0} | against
+    return claims._Checking(made, heads, **against).checked(paper.CLAIMS[key] for key in wanted or paper.CLAIMS)
+
+
+def verdicts(made: AttentionProfile, **against: Any) -> dict[str, str]:
+    return {check.claim.key: check.verdict for check in checks(made, **against).checks}
 
 
 def repeats(*levels: float) -> list[AttentionProfile]:
@@ -66,8 +72,7 @@ def repeats(*levels: float) -> list[AttentionProfile]:
 def test_a_model_that_does_what_the_figures_say_agrees() -> None:
     found = verdicts(
         profile(later=0.9),
-        heads=[Head(0, 1)],
-        random_sentence=[profile(in_span=0.9, noise=0.5, seed=seed, same=False) for seed in (1, 2)],
+        draws=[profile(in_span=0.9, noise=0.5, seed=seed, same=False) for seed in (1, 2)],
         meaningful=profile(seed=3),
         repeats=repeats(*np.linspace(0.4, 0.9, 20)),
     )
@@ -77,39 +82,37 @@ def test_a_model_that_does_what_the_figures_say_agrees() -> None:
 def test_a_model_that_does_the_opposite_disagrees() -> None:
     found = verdicts(
         profile(kept=1.2, in_span=2.5, noise=0.4),
-        heads=[Head(0, 1)],
-        random_sentence=[profile(in_span=0.5, noise=0.01, seed=4)],
+        draws=[profile(in_span=0.5, noise=0.01, seed=4)],
         repeats=repeats(*np.linspace(0.4, 0.9, 20)),
     )
     elsewhere = {"timing", "first_layer_differs", "meaningful_alike"}
     assert {found[key] for key in found.keys() - elsewhere} == {"disagrees"}
-    assert verdicts(profile(kept=0.6, later=0.6), heads=[Head(0, 1)])["first_layer_differs"] == "disagrees"
+    assert verdicts(profile(kept=0.6, later=0.6))["first_layer_differs"] == "disagrees"
     assert verdicts(profile(same=False))["timing"] != "agrees"
     unclear = profile(kept=0.6, later=0.6, noise=0.5)
-    assert verdicts(unclear, heads=[Head(0, 1)])["first_layer_differs"] == "cannot tell"
+    assert verdicts(unclear)["first_layer_differs"] == "cannot tell"
 
 
 def test_a_repeated_token_is_ranked_among_other_repeated_tokens_not_held_against_uniform_attention() -> None:
     """Every repeated token gets less than uniform attention gives: the third lowest of 21 shows nothing."""
     made = profile(in_span=0.3, noise=0.0)
-    (check,) = paper.check_claims(made, claims=["low_in_span"], repeats=repeats(0.1, 0.3, *[0.5] * 18)).checks
+    check = checks(made, repeats=repeats(0.1, 0.3, *[0.5] * 18))["low_in_span"]
     assert check.verdict == "cannot tell" and check.reason == "rank 3 of 21 repeated tokens, the lowest first"
     assert check.null == pytest.approx((0.4 + 18 * 0.5) / 20)
-    (check,) = paper.check_claims(made, claims=["low_in_span"], repeats=repeats(*[0.5] * 19)).checks
+    check = checks(made, repeats=repeats(*[0.5] * 19))["low_in_span"]
     assert check.verdict == "cannot tell" and check.reason == "19 other repeated tokens, 20 needed"
     nothing = {**made.received, "inserted": tuple(0 * each + np.nan for each in made.received["inserted"])}
-    (check,) = paper.check_claims(replace(made, received=nothing), claims=["low_in_span"], repeats=repeats(0.5)).checks
+    check = checks(replace(made, received=nothing), "low_in_span", repeats=repeats(0.5))["low_in_span"]
     assert check.verdict == "cannot tell" and check.reason == "undefined"
 
 
 def test_a_claim_that_untrained_twins_share_holds_without_training() -> None:
-    wanted = ["attenuation", "low_in_span", "timing"]
 
-    def checks(**made: Any) -> paper.ClaimChecks:
-        return paper.check_claims(profile(**made), claims=wanted, repeats=repeats(*[0.5] * 20))
+    def of(**made: Any) -> paper.ClaimChecks:
+        return checks(profile(**made), "attenuation", "low_in_span", "timing", repeats=repeats(*[0.5] * 20))
 
-    twins = (checks(in_span=0.7), checks(kept=0.7, same=False, in_span=0.9), checks(same=False))
-    found = replace(checks(), twins=twins)
+    twins = (of(in_span=0.7), of(kept=0.7, same=False, in_span=0.9), of(same=False))
+    found = replace(of(), twins=twins)
     table = found.table().set_index("key")
     assert table["verdict"].tolist() == ["agrees"] * 3
     assert table["untrained_verdict"].tolist() == ["3 of 3 agree: holds without training", *["1 of 3 agree"] * 2]
@@ -119,7 +122,7 @@ def test_a_claim_that_untrained_twins_share_holds_without_training() -> None:
 
 
 def test_every_number_of_a_check_is_that_of_a_loop() -> None:
-    """A mean over two heads, then over groups, with the confidence that is asked for."""
+    """A mean over two heads, then over groups."""
     heads, groups = LAYERS[:2], ("a", "a", "b", "c", "d", "e")
     made = replace(profile(noise=0.3, later=0.9), groups=groups)
     draws = [profile(noise=0.4, seed=seed, in_span=0.9, same=False) for seed in (1, 2)]
@@ -156,21 +159,19 @@ def test_every_number_of_a_check_is_that_of_a_loop() -> None:
         "first_layer_differs": lambda p: (kept(shared(made, p), p, 0), kept(shared(made, p), p, 1, 2)),
         "meaningful_alike": lambda p: (alike(useful, p), np.mean([alike(draw, p) for draw in draws])),
     }
-    options: dict[str, Any] = {"random_sentence": draws, "meaningful": useful, "repeats": others, "confidence": 0.8}
-    found = paper.check_claims(made, heads=heads, claims=loops, **options)
+    found = checks(made, *loops, heads=heads, draws=draws, meaningful=useful, repeats=others)
     for key, numbers in loops.items():
         both = np.array([numbers(p) for p in range(6)])
         both = np.concatenate([both[:2].mean(0, keepdims=True), both[2:]])
-        own, null, above = (mean_interval(each, confidence=0.8) for each in (*both.T, both[:, 0] - both[:, 1]))
+        own, null, above = (mean_interval(each) for each in (*both.T, both[:, 0] - both[:, 1]))
         expected = [own.estimate, own.low, own.high, 5, null.estimate, above.estimate, above.low, above.high]
         np.testing.assert_allclose(list(vars(found[key]).values())[1:9], np.array(expected, float), err_msg=key)
-    assert found["low_in_span"].verdict == "agrees", "four of 21 are a fifth at most"
-    assert paper.check_claims(made).settings["heads"] == "L0H1", "those of the lowest layer"
+    assert found["low_in_span"].reason.startswith("rank 4 of 21")
 
 
 def test_timing_is_held_against_every_rotation_of_prefix_and_question() -> None:
     made = profile(noise=0.3)
-    (check,) = paper.check_claims(made, claims=["timing"]).checks
+    check = checks(made, "timing")["timing"]
     measured, null = [], []
     for base, other in zip(made.aligned("base"), made.aligned("inserted"), strict=True):
         parts = other[0, :N_BEFORE], other[0, N_BEFORE:]
@@ -179,11 +180,10 @@ def test_timing_is_held_against_every_rotation_of_prefix_and_question() -> None:
         null += [stats.spearmanr(base[0], each).statistic for each in rolled]
     assert check.measured == pytest.approx(np.mean(measured)) and check.null == pytest.approx(np.mean(null), abs=0.03)
     assert check.null == pytest.approx(0.0631356457672247), "a seed gives the rotations that it gave"
-    assert check == paper.check_claims(made, claims=["timing"])["timing"]
-    assert check.null != paper.check_claims(made, claims=["timing"], seed=1)["timing"].null
-    (missing,) = paper.check_claims(made, claims=["more_uniform"]).checks
+    assert check == checks(made, "timing")["timing"] and check.null != checks(made, "timing", seed=1)["timing"].null
+    missing = checks(made)["more_uniform"]
     assert (missing.verdict, missing.reason) == ("cannot tell", "no profile with random words")
-    later = paper.check_claims(made, heads=[Head(1, 1)], claims=["first_layer_differs"])
+    later = checks(made, "first_layer_differs", heads=[Head(1, 1)])
     assert "lacks these heads in layers 0, 1 and 2 (zero-based)" in later["first_layer_differs"].reason
 
 
@@ -192,24 +192,9 @@ def test_a_claim_and_its_null_are_of_the_same_problems() -> None:
     received = [found.copy() for found in random.received["inserted"]]
     received[0][:, N_BEFORE : N_BEFORE + N_SPAN] = np.nan  # nothing is defined inside this problem's span
     holed = replace(random, received={**random.received, "inserted": tuple(received)})
-    check = paper.check_claims(made, heads=[Head(0, 1)], random_sentence=[holed])["low_in_span_beyond_random"]
+    check = checks(made, draws=[holed])["low_in_span_beyond_random"]
     own, null = (found.level("inserted", "inserted", relative=True)[1:, 0].mean() for found in (made, random))
     assert check.n == 5 and check.measured == pytest.approx(own) and check.null == pytest.approx(null)
-
-
-def test_wrong_profiles_are_named() -> None:
-    others = [replace(profile(), problem_ids=tuple("abcdeg"))]
-    for wrong, words in (
-        ({"random_sentence": others}, "of the same problems in the same order"),
-        ({"claims": ["x"]}, "unknown claim 'x'"),
-        ({"heads": [Head(0, 5)]}, r"no profiled head \(zero-based\) 'L0H5' here"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            paper.check_claims(profile(), **wrong)
-    with pytest.raises(ValueError, match="claims need a profile with conditions base and inserted, this one has"):
-        paper.check_claims(replace(profile(), conditions=("inserted", "gap")))
-    with pytest.raises(ValueError, match="unknown model of the figures 'gpt'; choose one of qwen2.5-math-7b"):
-        paper.load_panel_model("gpt", tiny=True)
 
 
 def test_a_model_of_the_figures_comes_from_the_hub_or_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +207,8 @@ def test_a_model_of_the_figures_comes_from_the_hub_or_a_folder(monkeypatch: pyte
     titles = ["Qwen2.5-Math-7B", "Gemma3-4b-it", "Llama3.1-8B-Instruct", "Model", "results/Model"]
     assert [title_of(name) for name in names] == titles
     assert figure_named(" Figure 13 ") == figure_named("13") == figure_named("fig. 13") == paper.FIGURES["000"]
+    with pytest.raises(ValueError, match="unknown model of the figures 'gpt'; choose one of qwen2.5-math-7b"):
+        paper.load_panel_model("gpt", tiny=True)
     with pytest.raises(ValueError, match=r"unknown figure '99'; choose one of the paper's 13 \(000\), "):
         figure_named("99")
 
@@ -254,4 +241,4 @@ def test_a_stand_in_has_the_heads_of_its_model_and_reads_its_problems(key: str) 
     pairs = make_pairs(model, questions, Insertion.meaningless())
     assert model.tokenizer.unk_token_id not in pairs[0].inserted.ids
     made = attention_profile(model, pairs, heads=[Head(0, real.n_heads - 1)], progress=False)
-    assert bool(np.isnan(made.received["base"][0][0, 0])) == real.first_token_left_out
+    assert bool(np.isnan(made.received["base"][0][0, 0])) == (real.architecture != "qwen2")
