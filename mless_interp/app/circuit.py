@@ -83,20 +83,6 @@ def compute(options: Options) -> Computed:
     return Computed({"Circuit": circuit}, model, [*others, *pairs], facts=facts, notes=notes)
 
 
-COUNTED = "Tokens are counted from both ends: 0 comes first after the insertion, -1 predicts the answer."
-DRAWN = {
-    "direct": "What each head writes straight to the logits, and what goes through later parts: means, which add up.",
-    "edges": "Edges that are needed (denoising), as shares.",
-    "sufficient": "Edges that suffice (noising), as shares.",
-    "sites": f"Layers and tokens where the effect passes; resid_pre is the stream before a layer. {COUNTED}",
-    "positions": f"Tokens of the question through which a head acts, and parts of the span that it reads. {COUNTED}",
-    "writes": "Tokens promoted and suppressed, and those whose keys are preferred and avoided.",
-    "sets": "Sets of heads: only these see the span, or only these do not, head by head.",
-    "transfer": "Prompts without the insertion, with the heads edited as the insertion edits them.",
-}
-"""The caption of each part's picture, in the order of the page."""
-
-
 def present(kept: Kept) -> Presented:
     from .. import views
 
@@ -129,14 +115,14 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
         page = page.folded("Median effects of heads", effects)
         if not circuit.heads:
             page = page.sentence("No head is named, so no circuit was measured.")
-    headings = HEADINGS | {"sufficient": "Which edges suffice"}
-    for name, caption in DRAWN.items():
-        heading = headings[name]
+    headings = [*HEADINGS.items()]
+    headings.insert(2, ("sufficient", "Which edges suffice"))  # after those that are needed
+    for name, heading in headings:
         if (part := getattr(circuit, name)) is not None:
-            drawn = {caption: pictures[name]} if name in pictures else {}
+            drawn = {heading: pictures[name]} if name in pictures else {}
             page = page.heading(heading).answered(part.headline())
             if name == "edges" and drawn:
-                page, drawn = page.figure(pictures[name], caption), {}
+                page, drawn = page.figure(pictures[name], heading), {}
             rest = replace(page.blank(), answer=part.headline()).result(part, heading=None, pictures=drawn)
             words = "Picture, table and words" if drawn else "Table and words"
             page = page.sentence(*part.caveats()).folded(words, rest)

@@ -32,7 +32,7 @@ def compute(options: Options) -> Computed:
 
     Writes heads.csv and heads_total.csv (a row per head), layers.csv, activations.csv (a row per token class and metric),
     claims.csv (the paper's three), mediation.csv, decomposition.parquet (a row per problem, head and metric), all with
-    intervals; lambda.png, lambda_map.png, residual.png, activations.png, mediation.png.
+    intervals; lambda.png, activations.png, mediation.png.
     """
     contrast, folder, questions = options.contrast, options.partial, options.questions()
     from ..mechanism import activation_shift, decompose_attention, mediate
@@ -55,11 +55,8 @@ def present(kept: Kept) -> Presented:
     from .. import views
 
     parts, shift, mediated = (kept.results[name] for name in ("AttentionDecomposition", "ActivationShift", "Mediation"))
-    smallest = parts.table().nsmallest(10, "lam")["label"].tolist()
     pictures = {
-        "lambda_map.png": views.head_map(parts, value="lam_minus_uniform"),
-        "lambda.png": views.forest(parts, value="lam", heads=smallest),
-        "residual.png": views.head_map(parts, value="residual"),
+        "lambda.png": views.forest(parts, value="lam", heads=parts.table().nsmallest(10, "lam")["label"].tolist()),
         "activations.png": views.activation_histograms(shift),
         "mediation.png": views.mediation(mediated),
     }
@@ -74,16 +71,15 @@ def present(kept: Kept) -> Presented:
     }
 
     def page() -> Report:
-        captions = {
-            "Lambda of the heads that read the span most; uniform attention's is in the table.": pictures["lambda.png"],
-            "What the affine form leaves open, a share of the change.": pictures["residual.png"],
+        smallest = {
+            "Lambda of the heads that read the span most; uniform attention's is in the table.": pictures["lambda.png"]
         }
         effects = {"Medians with 95 % intervals; filled: corrected p < 0.05.": pictures["mediation.png"]}
         before = {"MLP activations before and after.": pictures["activations.png"]}
         question = "Does the insertion act by scaling what attention wrote, or by adding to it?"
         made = kept.page("The mechanism", question, mediated)
         made = made.result(mediated, heading="Scale or bias", pictures=effects)
-        made = made.heading("Attention").answered(parts.headline()).result(parts, heading=None, pictures=captions)
+        made = made.heading("Attention").answered(parts.headline()).result(parts, heading=None, pictures=smallest)
         made = made.heading("Activations").answered(shift.headline()).result(shift, heading=None, pictures=before)
         return kept.view(made, heading="Heads with the smallest lambda")
 

@@ -40,7 +40,7 @@ FILES = {
     "locate": "heads.csv patches.parquet head_map.png attention.html",
     "profiles": "heads.csv scores.parquet curves.csv profile.png collapse.png",
     "mechanism": "heads.csv heads_total.csv layers.csv activations.csv claims.csv mediation.csv decomposition.parquet "
-    "lambda.png lambda_map.png residual.png activations.png mediation.png",
+    "lambda.png activations.png mediation.png",
     "accuracy": "accuracy.csv comparisons.csv completions.jsonl accuracy.png",
     "figures": "figure.png figure.csv bars.png bars.csv claims.csv",
     "dose": "slopes.csv outcomes.csv doses.parquet dose_response.png",
