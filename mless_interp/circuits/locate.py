@@ -121,22 +121,20 @@ def locate_heads(
     claims, controlled = located.judged.found, Controls(n_control_draws, n_random_sets, between, run, **rules)
     if not claims.heads:
         return located
-    confirmation, told = None, UNTOLD
     held: Arguments = {}
-    if fresh is not None:
-        apart = run if run.checkpoint is None else replace(run, checkpoint=Path(run.checkpoint) / "confirm")
-        with stage("confirming"):
-            again, _ = measure(fresh, claims.heads, contrast=between, options=apart.part("mless", claims.heads))
-            if controls:
-                tested = replace(controlled, options=apart)
-                held, told = tested.held(fresh, claims, again["values"], fresh=True)
-        confirmation = Confirmation(**vars(claims), **(fields(fresh, told) | again), **held)
-        held, told = {}, UNTOLD
-    elif controls:
-        with stage("running controls"):
-            values = {name: each[:, located.judged.named] for name, each in located.values.items()}
-            held, told = controlled.held(prepared, claims, values)
-    return replace(located, **held, settings=located.settings | told, confirmation=confirmation)
+    told = UNTOLD
+    if fresh is None:
+        if controls:
+            with stage("running controls"):
+                values = {name: each[:, located.judged.named] for name, each in located.values.items()}
+                held, told = controlled.held(prepared, claims, values)
+        return replace(located, **held, settings=located.settings | told)
+    apart = run if run.checkpoint is None else replace(run, checkpoint=Path(run.checkpoint) / "confirm")
+    with stage("confirming"):
+        again, _ = measure(fresh, claims.heads, contrast=between, options=apart.part("mless", claims.heads))
+        if controls:
+            held, told = replace(controlled, options=apart).held(fresh, claims, again["values"], fresh=True)
+    return replace(located, confirmation=Confirmation(**vars(claims), **(fields(fresh, told) | again), **held))
 
 
 def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
