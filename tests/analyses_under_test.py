@@ -48,6 +48,11 @@ def asking(analysis: Callable[..., Result], of: str = "some", which: str = "", *
     return lambda on, **long: analysis(on.model, getattr(on, of), *given, **options, **long)
 
 
+def tested_at(smallest_effect: float, made: Callable[..., Any]) -> Callable[..., Result]:
+    """The same, held against another smallest effect of interest."""
+    return lambda on, **long: replace(made(on, **long), smallest_effect=smallest_effect)
+
+
 def behind(analysis: Callable[..., Result], which: str = "", **options: Any) -> Callable[..., Result]:
     """The analysis of a model that computes in the span, which stands behind the question."""
     return lambda _, **long: asking(analysis, "pairs", which, **options)(computing(), **long)
@@ -92,7 +97,7 @@ ANALYSES: dict[str, Callable[..., Result]] = {
 
 
 COMMAS = mi.Insertion.meaningless(" ,", 20)
-NOISING: dict[str, Any] = {"direction": "noising", "outcome": "logit_diff", "smallest_effect": 0.2}
+NOISING: dict[str, Any] = {"direction": "noising", "outcome": "logit_diff"}
 COMPUTED: dict[str, Any] = {"contrast": "computed", "outcome": "answer_prob"}
 PROBABLE, DIFFERENCE = {"outcome": "answer_prob"}, {"outcome": "logit_diff"}
 SPREAD: dict[str, Any] = {"held_positions": "spread", "control": "random_sentence", "n_control_draws": 2}
@@ -111,7 +116,7 @@ OTHERWISE: dict[str, Callable[..., Result]] = {
     ),
     "patches_of_spans": behind(mi.patch_heads, max_rows=3, **COMPUTED),
     "patches_everywhere": asking(mi.patch_heads, contrast="shift", edit="k", positions="all", outcome="kl"),
-    "patches_last": asking(mi.patch_heads, contrast="total", positions="last", **NOISING),
+    "patches_last": asking(mi.patch_heads, contrast="total", positions="last", smallest_effect=0.2, **NOISING),
     "attribution_by_atp": behind(mi.attribute_heads, method="atp", verify=2, **COMPUTED),
     "attribution_of_spans": behind(mi.attribute_heads, steps=1, verify=0, **COMPUTED),
     "doses_deeper": lambda on, **long: mi.dose_response(
@@ -134,11 +139,15 @@ OTHERWISE: dict[str, Callable[..., Result]] = {
     "curve_of_spans": behind(mi.circuit_curve, "L1H5 L0H6", n_random=2, chosen_elsewhere=True, **COMPUTED),
     "curve_of_exchanged": asking(mi.circuit_curve, "exchanged", "L1H1", n_random=1, contrast="replaced"),
     "located_by_total": asking(mi.locate_heads, "pairs", heads=["L0H3"], contrast="total", n_random_sets=2, **STRICT),
-    "direct_noising": asking(mi.direct_effects, "some", "L0H3 L0H6 L1H1", contrast="total", **NOISING),
-    "paths_noising": asking(mi.trace_paths, "some", "L0H6 L1H1", mlps="all", inputs=("v", "qk"), **NOISING),
+    "direct_noising": tested_at(0.2, asking(mi.direct_effects, "some", "L0H3 L0H6 L1H1", contrast="total", **NOISING)),
+    "paths_noising": tested_at(
+        0.2, asking(mi.trace_paths, "some", "L0H6 L1H1", mlps="all", inputs=("v", "qk"), **NOISING)
+    ),
     "circuit": asking(mi.trace_circuit, "some", "L0H3 L1H1", parts=OF_CIRCUITS, mlps="none", n_rows=1, **DIFFERENCE),
-    "sites_of_spans": behind(mi.patch_sites, sites=("resid_post",), n_rows=3, contrast="computed", **NOISING),
-    "positions_of_spans": behind(mi.map_positions, "L1H5 L0H6", n_rows=1, smallest_effect=0.2, **COMPUTED),
+    "sites_of_spans": tested_at(
+        0.2, behind(mi.patch_sites, sites=("resid_post",), n_rows=3, contrast="computed", **NOISING)
+    ),
+    "positions_of_spans": tested_at(0.2, behind(mi.map_positions, "L1H5 L0H6", n_rows=1, **COMPUTED)),
     "transfer_to_masked": lambda on, **long: mi.transfer(
         on.model, on.pairs, on.heads[1:3], fresh=on.fresh, **MASKED, **long
     ),

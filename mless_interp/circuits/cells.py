@@ -16,7 +16,7 @@ from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import ModelError, Recording
 from ..models.replay import Layers
-from ..patching.effect import SMALLEST_EFFECT, Parts, check_smallest_effect
+from ..patching.effect import SMALLEST_EFFECT, Parts
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Runs, prepare
 from ..patching.sweep import Engine, Sweep
@@ -82,7 +82,7 @@ class Cells(Parts, Generic[Cell]):
 @dataclass(frozen=True, eq=False, repr=False)
 class CellEffects(Cells[Cell]):
     """What each cell carries: `values` `[problem, cell]`, parts of the insertion's effect `total` `[problem]`; NaN where a
-    problem has no such cell."""
+    problem has no such cell. `dataclasses.replace(found, smallest_effect=0.1)` tests against another effect of interest."""
 
     cells: tuple[Cell, ...]
     values: np.ndarray
@@ -281,12 +281,10 @@ def measure_cells(
     options: RunOptions,
     *,
     label: str,
-    smallest_effect: float,
     heads: object = None,
 ) -> Made:
     """Measure what each cell carries: a row of the receiving run for every change of its stream. `changes` yields the place of
     a cell, the stage at which its change enters the stream (none falling) and the change; a cell without any is NaN."""
-    check_smallest_effect(smallest_effect)
     prepared, sweep = problems
     prepared = prepared.under(sweep.contrast)
 
@@ -309,4 +307,4 @@ def measure_cells(
     sign = DIRECTIONS[sweep.direction]
     made = prepared.fields({**sweep.settings, **named_on(heads, prepared.ids)})
     made |= {"values": sign * (patched - ends[:, :1]) + 0.0, "total": sign * (ends[:, 1] - ends[:, 0]) + 0.0}  # no -0
-    return kind(cells=tuple(cells), smallest_effect=smallest_effect, **made)
+    return kind(cells=tuple(cells), **made)

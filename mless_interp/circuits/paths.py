@@ -16,7 +16,6 @@ from ..core.arguments import Arguments, checked, listed, one_of, several_of
 from ..core.heads import Head, as_head
 from ..models.base import Model
 from ..models.replay import Layers, stage
-from ..patching.effect import SMALLEST_EFFECT
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import PatchScores
@@ -149,7 +148,6 @@ def trace_paths(
     outcome: str | Outcome = "answer_logprob",
     control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
-    smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
 ) -> "PathEffects":
     r"""Measure what heads do through one another, edge by edge, exactly: path patching by replay.
@@ -169,7 +167,7 @@ def trace_paths(
         logits receive, too.
     inputs : through what edges enter heads: of "q", "k", "v", two of them, and "qkv" (together).
     edges : exactly these in place of all edges among `heads` and `mlps`, such as "L0H13 -> L1H4 v" or `Edge(...)`.
-    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads` (denoising finds edges that are needed,
+    contrast, direction, outcome, checkpoint : as in `patch_heads` (denoising finds edges that are needed,
         noising those that suffice); control : as in `direct_effects`.
 
     Raises `ModelError` as `direct_effects` does.
@@ -206,7 +204,7 @@ def trace_paths(
                 change = flow.mlp_answers(receiver.layer, change)
             yield at, _written(flow.layers, receiver), change
 
-    how: Arguments = {"label": "tracing paths", "smallest_effect": smallest_effect, "heads": heads}
+    how: Arguments = {"label": "tracing paths", "heads": heads}
     return cells.measure_cells(PathEffects, chosen, changes, problems, options, **how)
 
 
@@ -399,7 +397,6 @@ def direct_effects(
     outcome: str | Outcome = "answer_logprob",
     control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
-    smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
 ) -> "DirectEffects":
     r"""Split each head's effect into what it writes straight to the answer and what goes through later parts, exactly.
@@ -417,7 +414,7 @@ def direct_effects(
     Parameters
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads). Default all.
-    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`.
+    contrast, direction, outcome, checkpoint : as in `patch_heads`.
     control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
         run with the control, and the span's own rows change too: what heads write there for later ones to read is seen.
 
@@ -438,7 +435,7 @@ def direct_effects(
         for head in sorted(chosen):
             yield 2 * chosen.index(head), _written(flow.layers, LOGITS), flow.head_writes(head)
 
-    how: Arguments = {"label": "direct effects", "smallest_effect": smallest_effect, "heads": heads}
+    how: Arguments = {"label": "direct effects", "heads": heads}
     found = cells.measure_cells(DirectEffects, ways, changes, problems, options, **how)
     values = found.values.copy()
     values[:, 1::2] -= values[:, ::2]

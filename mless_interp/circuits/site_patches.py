@@ -14,7 +14,6 @@ from ..core.arguments import Arguments, check_count, checked, several_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.replay import stage
-from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Knockout, LayerState
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
@@ -78,7 +77,6 @@ def patch_sites(
     outcome: str | Outcome = "answer_logprob",
     control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
-    smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
 ) -> "SitePatches":
     """Patch one site at one token, every layer and token, exactly: the picture of activation patching.
@@ -93,7 +91,7 @@ def patch_sites(
     ----------
     sites : of "resid_pre", "attn_out", "mlp_out" (left out where a model has no MLPs), "resid_post".
     n_rows : how many tokens from each end; NaN, and not counted in n, where a question has no such token.
-    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`; control : as in `direct_effects`.
+    contrast, direction, outcome, checkpoint : as in `patch_heads`; control : as in `direct_effects`.
 
     Raises `ModelError` before anything runs for models whose layers are not known one by one, or that run elsewhere.
 
@@ -120,8 +118,8 @@ def patch_sites(
                 if row is not None:
                     yield place, at, _only(change, row)
 
-    how: Arguments = {"label": "patching sites", "smallest_effect": smallest_effect}
-    return _counted(measure_cells(SitePatches, cells, changes, problems, options, **how), "position", n_rows)
+    found = measure_cells(SitePatches, cells, changes, problems, options, label="patching sites")
+    return _counted(found, "position", n_rows)
 
 
 @checked
@@ -136,7 +134,6 @@ def map_positions(
     outcome: str | Outcome = "answer_logprob",
     control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
-    smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
 ) -> "PositionMap":
     """Find the tokens of the question through which each head acts, and the part of the span that it reads (denoising).
@@ -148,7 +145,7 @@ def map_positions(
     Parameters
     ----------
     n_rows, n_blocks : tokens from each end of the question; blocks of the span.
-    contrast, outcome, checkpoint, smallest_effect : as in `patch_heads`; control : as in `direct_effects`. Where nothing can be
+    contrast, outcome, checkpoint : as in `patch_heads`; control : as in `direct_effects`. Where nothing can be
         cut off or the span's own rows change, places are rows alone, the span's among them ("row span 0", ..., "row span all").
 
     Raises `ModelError` as `direct_effects` does.
@@ -180,7 +177,7 @@ def map_positions(
                 if part is not None:
                     yield first + at, joins, _only(whole, part) if at < len(rows) else _blinded(flow, head, part)
 
-    how: Arguments = {"label": "mapping positions", "smallest_effect": smallest_effect, "heads": heads}
+    how: Arguments = {"label": "mapping positions", "heads": heads}
     return _counted(measure_cells(PositionMap, cells, changes, problems, options, **how), "place", n_rows)
 
 

@@ -18,7 +18,7 @@ from ..metrics.patterns import widened
 from ..models.base import Model
 from ..models.memory import rows_per_pass
 from ..models.sites import site
-from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for, share_words
+from ..patching.effect import SMALLEST_EFFECT, fewest_for, share_words
 from ..patching.knockouts import random_sets
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare, single
@@ -51,7 +51,6 @@ def transfer(
     control: str | Insertion | None = "random_sentence",
     n_control_draws: int = 5,
     n_random_sets: int = 20,
-    smallest_effect: float = SMALLEST_EFFECT,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -86,7 +85,6 @@ def transfer(
     Source: methods §3 (the identity, per query), §8.1 | differs in: one mean for all queries and problems.
     """
     between, options = one_of(contrast, DECOMPOSED, "contrast"), RunOptions(checkpoint, progress, seed)
-    check_smallest_effect(smallest_effect)
     check_count(n_random_sets, name="n_random_sets", at_least=0)
     check_count(n_control_draws, name="n_control_draws (control=None leaves it out)")
     if isinstance(control, str):
@@ -122,7 +120,7 @@ def transfer(
     at = _places(chosen, layers)
     made: Arguments = {"heads": chosen, "edit_lam": lam[0][at], "edit_sigma": sigma[0][at]}
     made |= {"base": ends[:, 0], "inserted": ends[:, 1], "given": given[:, 0], "sets": sets, "random": random}
-    made |= {"other": draws, "measured_ids": search.ids, "seed": seed, "smallest_effect": smallest_effect}
+    made |= {"other": draws, "measured_ids": search.ids, "seed": seed}
     return Transfer(**made, **other.fields({**settings, **named_on(heads, other.ids)}))
 
 
