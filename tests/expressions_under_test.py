@@ -22,7 +22,7 @@ from small_results import RESULTS, answered, asked_twice, between_segments, cert
 
 import mless_interp as mi
 from mless_interp import statistics as st
-from mless_interp.answers import graders, latex, same_answer, treatments
+from mless_interp.answers import graders, same_answer, treatments
 from mless_interp.circuits import cells, circuit, head_sets, head_writes, judge, locate, paths, site_patches, transfer
 from mless_interp.core import arguments, heads
 from mless_interp.ground_truth import compare_hook, roles, weights

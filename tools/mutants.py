@@ -208,7 +208,7 @@ ROOMS = {
         ("tests/ground_truth", EXPRESSIONS, *only(TOLD, "Certificate HookComparison")),
     ),
     "grading": Room(
-        modules("answers", "graders latex math_verify_process same_answer"),
+        modules("answers", "graders math_verify_process same_answer"),
         (*files("answers", "graders spelling"), EXPRESSIONS),
         leaves_out=r"math_verify_process\.(main|_limit)\b",  # in a process that runs before the mutant does
     ),

@@ -33,13 +33,8 @@ def last_box(text: str) -> str | None:
     >>> last_box(r"\boxed{1}, no: \boxed{ \frac{1}{2} }. And \boxed{3")
     '\\frac{1}{2}'
     """
-    boxes = list(balanced_boxes(text))
-    if not boxes:
-        return None
-    _, first, last = boxes[-1]  # the last to close is not inside another balanced one
-    inside = [(box, start, end) for box, start, end in boxes if first <= box < last]
-    frames = {at for box, start, end in inside for at in (*range(box, start), end)}
-    return "".join(text[at] for at in range(first, last) if at not in frames).strip()
+    *_, box = [None, *balanced_boxes(text)]  # the last to close is not inside another balanced one
+    return None if box is None else text[box[1] : box[2]].strip()
 
 
 def has_closed_box(text: str) -> bool:

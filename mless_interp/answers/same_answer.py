@@ -1,4 +1,4 @@
-r"""Whether two answers are equal: by their text, by their numbers, by their parts, and then by math-verify.
+r"""Whether two answers are equal: by their text in one spelling, by their numbers, by their parts, and then by math-verify.
 
 What counts as the same answer:
 
@@ -18,24 +18,75 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 
-from . import latex
 from .math_verify_process import GaveUp, asked
 
 LONGEST = 500
 """Characters; a longer answer is compared as text only."""
 MOST_PARTS = 40
-_NUMBER = re.compile(r"[+-]?(\d+(,\d{3})+|\d+|\d+( \d{3})+)?(\.\d*)?")
-_POWER_OF_TEN = re.compile(r"(?:(.+?)\\cdot)?10\^(?:\{([+-]?\d{1,3})\}|(\d))")
-_FRACTION = re.compile(r"([+-]?)(\d*)\\frac\{([+-]?[\d.,]+)\}\{([+-]?[\d.,]+)\}")
-_MIXED = re.compile(r"^([+-]?)(\d+) (\d+)/(\d+)$")
-_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
-_REALS = re.compile(r"\\mathbb\{?R\}?|\\R|(?:\\text\{)?all real(?:s| numbers)\}?", re.IGNORECASE)
-_NAME = re.compile(r"(?:\\?[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?'?(?:\([a-z](?:,[a-z])*\))?|\([a-z](?:,[a-z])+\)")
-_BASE = re.compile(r"([0-9A-Fa-f]+)_\{?(\d+)\}?")
-_MATRIX = re.compile(r"\\begin\{([bBp]?matrix|smallmatrix|array|vmatrix)\}(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}", re.DOTALL)
 GAVE_UP = "gave up"
 """Nothing decided, within the limits of time and memory."""
+NEW_ROW, UNIT = "\x01", "\x02"
+"""Stand in plain answers for a matrix's line break and before a unit."""
+_SIGNS = str.maketrans(
+    {
+        "−": "-", "–": "-", "×": r"\cdot ", "⋅": r"\cdot ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ",
+        "≥": r"\geq ", "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ", "°": "", "£": "", "€": "",
+        "²": "^2", "³": "^3", NEW_ROW: " ", UNIT: " ",
+    }
+)  # fmt: skip
+_TEXT = r"\\(?:text|mbox|hbox|textbf|textit|textrm|textnormal|mathrm)\s*\{([^{}]*)\}"
+_END = r"(?![a-zA-Z])"
+_RULES = (
+    (r"\\\\(?:\s*\[[^\]]*\])?", NEW_ROW),
+    # signs that do not count
+    (r"(?:,\\!|\{,\})\s*(?=\d{3}(?!\d))", ""),
+    (rf"\\[,;:>\s]|(?<!\\)~|\\q?quad{_END}", " "),
+    (rf"\\(?:left|right|middle|[bB]igg?[lr]?|(?:display|text|script)style|(?:no)?limits|boxed){_END}|\\!|\\?[$%]", ""),
+    (rf"\^\s*(?:\{{\s*\\circ\s*\}}|\\circ{_END})|\\degree{_END}", ""),
+    (r"^\s*\\[(\[]|\\[)\]](?=[\s.,;]*$)", ""),
+    (r"[\s.,;]+$", ""),
+    (rf"^\s*\\?[a-zA-Z]\s*\\in{_END}", ""),
+    (r"\+\s*(?=\\infty)", ""),
+    # one name for each thing
+    (r"\\(?:mathbf|mathit|boldsymbol|bm|operatorname)\s*\*?\s*\{([^{}]*)\}", r"\1"),
+    (rf"\\[dtc]frac{_END}", r"\\frac"),
+    (rf"\\times{_END}", r"\\cdot "),
+    (rf"\\(le|ge|ne)(?:q?slant)?{_END}", r"\\\1q"),
+    (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset"),
+    (rf"(?<![\\a-zA-Z])(pi|infty|theta){_END}", r"\\\1 "),
+    (r"\\mathbb\s*\{?R\}?|[aA]ll real(?: number)?s", r"(-\\infty,\\infty)"),
+    (rf"(?<![a-zA-Z])([apAP])\.\s?([mM])(?:\.|{_END})", r"\1\2"),  # 3:30 p.m.
+    # lists, and braces round every argument
+    (r"\\(?:text|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s}\d])(?:and|or)(?=[\s\d\\])|,\s+(?=\d{3}(?!\d))", ";"),
+    (r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))", r"\\sqrt{\1\2}"),
+    (r"\\(frac|sqrt(?:\[\w+\])?)\s*(\d|(?<=\s)[a-zA-Z]|\\pi)", r"\\\1{\2}"),
+    (r"(\\frac\s*\{(?:[^{}]|\{[^{}]*\})*\})\s*(\d|[a-zA-Z]|\\pi)", r"\1{\2}"),
+    (r"([_^])\s*([0-9])", r"\1{\2}"),
+)
+_UNIT = re.compile(
+    rf"(?:(?<=[\w)}}])[\s-]*{_TEXT}|(?<=[\d}}])(\s*[a-zA-Z]{{2,}}(?:[ ./]+[a-zA-Z]{{2,}})*))"
+    r"\s*(\^\{\d\})?\s*(?=$|\\?[,;)\]}])"
+)
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d*)(?:\.\d*)?")
+_POWER_OF_TEN = re.compile(r"(?:(.+)\\cdot)?10\^(?:\{([+-]?\d{1,3})\}|(\d+))")
+_FRACTION = re.compile(r"([+-]?)(\d*) ?\\frac\{([+-]?[\d.,]+)\}\{([+-]?[\d.,]+)\}")
+_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
+_NAME = re.compile(r"\\?[a-zA-Z]+(?:_(?:\w|\{\w+\}))?'?(?:\([a-z](?:,[a-z])*\))?|\([a-z](?:,[a-z])+\)")
+_MATRIX = re.compile(r"\[?\\begin\{([bBp]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}\]?")
+_UNIT_NAMES = {
+    "in": "inch", "inche": "inch", "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "mm": "millimeter",
+    "cm": "centimeter", "km": "kilometer", "kg": "kilogram", "hr": "hour", "min": "minute", "sec": "second", "lb": "pound",
+    "mph": "mileperhour", "oz": "ounce", "sq": "square", "cu": "cubic", "am": "am", "pm": "pm", "usd": "dollar",
+}  # fmt: skip
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+"""Words that are part of the number, as powers of ten."""
+_FUNCTIONS = set(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log exp max min gcd lcm mod det lim sup inf sqrt frac "
+    "infty theta alpha beta gamma delta lambda sigma omega phi".split()
+)
+"""Runs of letters that are mathematics without a backslash, not words."""
 
 
 @dataclass(frozen=True)
@@ -53,229 +104,173 @@ def compare(answer: str, gold: str) -> Equality:
     (Equality(equal=True, by='number'), False)
     """
     answer, gold = answer.strip(), gold.strip()
-    first, second = latex.plain(answer[: LONGEST + 1]), latex.plain(gold[: LONGEST + 1])
-    if not first or not second:
-        return Equality(False, "text")
-    if latex.compact(first) == latex.compact(second) and max(len(answer), len(gold)) <= LONGEST:
-        return Equality(True, "text")
     if max(len(answer), len(gold)) > LONGEST:
         return Equality(answer == gold, "text")
     try:
-        return _compare(first, second)
+        return _compare(plain(answer), plain(gold))
     except GaveUp:  # what cannot be decided in part is not decided
         return Equality(False, GAVE_UP)
 
 
-def split(text: str, separators: Sequence[str]) -> list[str]:
-    """Return the pieces between separators that stand outside all brackets."""
-    pieces, depth = [""], 0
-    for token in re.findall(rf"{'|'.join(map(re.escape, separators))}|\\.|.", text, re.DOTALL):
-        if depth == 0 and token in separators:
-            pieces.append("")
-            continue
-        depth += (token in ("(", "[", "{", r"\{")) - (token in (")", "]", "}", r"\}"))
-        pieces[-1] += token
-    return [piece.strip() for piece in pieces]
+def plain(answer: str) -> str:
+    """Return an answer in one spelling, without spaces but between digits (`7 7` is not 77) and between letters."""
+    s = answer.translate(_SIGNS)
+    for old, new in _RULES:
+        s = re.sub(old, new, s)
+    s = re.sub(_TEXT, r" \1 ", _UNIT.sub(_plain_unit, s))
+    s = re.sub(r"\s+", " ", s).strip()
+    return re.sub(r"(?<![0-9]) (?=[0-9])|(?<![a-zA-Z]) (?=[a-zA-Z])| (?![0-9a-zA-Z])", "", s)
 
 
-def _enclosed(text: str) -> tuple[str, str] | None:
-    r"""Return the two brackets round a whole answer, as "(]" or "{}", and what they hold; None where none enclose it."""
-    found = re.fullmatch(r"(\\\{|[(\[])(.*)(\\\}|[)\]])", text, re.DOTALL)
-    if not found or (found[1] == r"\{") != (found[3] == r"\}"):
-        return None
-    depth = 0
-    for c in found[2]:
-        depth += (c in "([{") - (c in ")]}")
-        if depth < 0:
-            return None
-    return None if depth else (found[1][-1] + found[3][-1], found[2].strip())
+def _plain_unit(found: re.Match[str]) -> str:
+    """Return what stands after a number with words of scale as powers of ten and its unit's one name; else as it is."""
+    before, said = found.string[: found.start()], found[1] or found[2] or ""
+    if not re.search(r"\d|\\pi", before) or (found[1] is None and _is_product(said)):
+        return found[0]
+    power, scale, words = re.sub(r"\D", "", found[3] or ""), 0, ""
+    for word in re.findall("[a-z]+", said.lower().replace("metre", "meter")):
+        one = _UNIT_NAMES.get(word.removesuffix("s"), word.removesuffix("s"))
+        if one in ("square", "cubic"):
+            power = power or ("2" if one == "square" else "3")
+        elif one in _SCALES:
+            scale += _SCALES[one]
+        elif one != "unit":
+            words += one
+    return (rf"\cdot 10^{scale}" if scale else "") + (UNIT + words + power.replace("1", "") if words else "")
 
 
-def _parts(text: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the kind ("list", "union", a matrix's shape, a tuple's brackets) and the parts of an answer; None: it has none."""
-    if number(text) is not None:
-        return None
-    matrix = _MATRIX.fullmatch(text)
-    if matrix:
-        rows = [split(row, ["&"]) for row in re.split(latex.NEW_ROW + r"(?:\s*\[[^\]]*\])?", matrix[2])]
-        rows = [row for row in rows if any(row)]
-        kind = "determinant" if matrix[1] == "vmatrix" else "matrix"
-        return f"{kind} {[len(row) for row in rows]}", tuple(cell for row in rows for cell in row)
-    spoken = re.sub(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s}\d])(?:and|or)(?=[\s\d\\])", ",", text)
-    pieces = _listed(spoken)
-    if len(pieces) > 1:
-        return "list", _both_signs(pieces)
-    union = split(text, [r"\cup"])
-    if len(union) > 1:
-        return "union", tuple(union)
-    brackets, inner = _enclosed(text) or ("", text)
-    pieces = _listed(inner)
-    if brackets and brackets != "{}":
-        return (brackets, tuple(pieces)) if len(pieces) > 1 else None
-    members = _both_signs(pieces)
-    return ("list", members) if brackets or len(members) > 1 else None
-
-
-def _listed(text: str) -> list[str]:
-    return [piece for piece in split(text, [",", ";"]) if piece]
-
-
-def _both_signs(pieces: Sequence[str]) -> tuple[str, ...]:
-    r"""Return each `a \pm b` as `a + b` and `a - b`."""
-    found: list[str] = []
-    for piece in pieces:
-        signs = (("+", "-"), ("-", "+")) if piece.count(r"\pm") == 1 else ((r"\pm", r"\mp"),)
-        found += [piece.replace(r"\pm", s).replace(r"\mp", t) for s, t in signs]
-    return tuple(found)
-
-
-def _compare(answer: str, gold: str, *, depth: int = 0) -> Equality:
-    if depth > 8:
-        return Equality(latex.compact(answer) == latex.compact(gold), "text")
-    answer, gold = _unwrapped(answer), _unwrapped(gold)
-    first, second = _parts(answer), _parts(gold)
-    values = _value(answer, gold), _value(gold, answer)
-    if first is None and values[0] != answer:  # (x, y) = (1, 2) has parts, once its left side is gone
-        answer = _unwrapped(values[0])
-        first = _parts(answer)
-    if second is None and values[1] != gold:
-        gold = _unwrapped(values[1])
-        second = _parts(gold)
-    if first is None and second is None:
-        return _compare_leaves(answer, gold)
-    if all(parts is None or (parts[0] == "list" and len(parts[1]) == 1) for parts in (first, second)):  # {5} is 5
-        return _compare(first[1][0] if first else answer, second[1][0] if second else gold, depth=depth + 1)
-    if first is None or second is None:
-        if _is_relation(answer) != _is_relation(gold):
-            return _by_math_verify(answer, gold)
-        return Equality(False, "parts")
-    (kind, members), (gold_kind, golds) = first, second
-    if kind != gold_kind or len(members) != len(golds) or len(members) > MOST_PARTS:
-        return Equality(False, "parts")
-    free = list(range(len(members)))
-    for place, part in enumerate(golds):  # in any order, each takes the first that equals it and is still free
-        here = free if kind in ("list", "union") else [place]
-        hit = next((i for i in here if _compare(members[i], part, depth=depth + 1).equal), None)
-        if hit is None:
-            return Equality(False, "parts")
-        free.remove(hit)
-    return Equality(True, "parts")
-
-
-def _unwrapped(text: str) -> str:
-    r"""Return an answer without `x \in`, and without round brackets, braces or `\text` round a single thing."""
-    text = re.sub(r"^\\?[a-zA-Z]\s*\\in(?![a-zA-Z])", "", text.strip()).strip()
-    if _REALS.fullmatch(latex.compact(text)):
-        return r"(-\infty,\infty)"
-    if latex.compact(text) == r"\{\}":
-        return r"\emptyset"
-    while True:
-        if text.startswith("{") and latex.closing(text, 0) == len(text) - 1:
-            text = text[1:-1].strip()
-            continue
-        spoken = latex.TEXT.fullmatch(text)
-        if spoken and re.match(r"\s*-?\.?\d", spoken[1]):
-            text = spoken[1].strip()
-            continue
-        found = _enclosed(text)
-        if found is not None and found[0] == "[]" and _MATRIX.fullmatch(found[1]):
-            return found[1]
-        if found is None or found[0] != "()" or not found[1] or len(split(found[1], [",", ";"])) > 1:
-            return text
-        text = found[1]
+def _is_product(letters: str) -> bool:
+    """Return whether letters after a number are a product or a function, `2ab` or `3 sin`, and no unit (a
+    known one, or a word with a vowel: of four letters or more, or of three after a space)."""
+    shortest = 3 if letters[:1].isspace() else 4
+    words = re.findall("[a-z]+", letters.lower())
+    unknown = [word for word in words if word.removesuffix("s") not in _UNIT_NAMES and word not in ("of", "per")]
+    return any(word in _FUNCTIONS or len(word) < shortest or not re.search("[aeiou]", word) for word in unknown)
 
 
 def number(text: str) -> Fraction | None:
     r"""Return the exact value of a number (decimal, repeating, fraction, mixed, `a \cdot 10^b`); None where it is none."""
-    if len(text) > LONGEST or re.search(r"\d,\s+\d", text):  # 1, 234 is a list
-        return None
-    s = _MIXED.sub(r"\1\2\\frac{\3}{\4}", latex.compact(text))
-    if found := _REPEATING.fullmatch(s):
+    if found := _REPEATING.fullmatch(text):
         sign, whole, once, again = found.groups()
-        repeated = Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(once))
-        return Fraction(f"{sign}1") * (Fraction(f"{whole or 0}.{once or 0}") + repeated)
-    if found := _FRACTION.fullmatch(s):
-        sign, whole, above, below = found[1], found[2], number(found[3]), number(found[4])
-        if above is None or not below or (whole and (above < 0 or below < 0)):
+        nines = (10 ** len(again) - 1) * 10 ** len(once)
+        return Fraction(f"{sign}1") * Fraction(int(whole + once + again) - int(f"0{whole}{once}"), nines)
+    text = re.sub(r"(?<![^\s+-])([\d.,]+)/([+-]?[\d.,]+)$", r"\\frac{\1}{\2}", text)
+    if found := _FRACTION.fullmatch(text):
+        above, below = number(found[3]), number(found[4])
+        if above is None or not below or (found[2] and min(above, below) < 0):
             return None
-        return Fraction(f"{sign}1") * (int(whole or 0) + above / below)
-    if s.count("/") == 1:
-        above, below = map(number, s.split("/"))
-        return above / below if above is not None and below else None
-    if found := _POWER_OF_TEN.fullmatch(s):
-        front = Fraction(1) if found[1] is None else number(found[1])
+        return Fraction(f"{found[1]}1") * (int(found[2] or 0) + above / below)
+    if found := _POWER_OF_TEN.fullmatch(text):
+        front = number(found[1] or "1")
         return None if front is None else front * Fraction(10) ** int(found[2] or found[3])
-    if _NUMBER.fullmatch(s) and any(c.isdigit() for c in s):
-        return Fraction(re.sub("[ ,]", "", s))
-    return None
+    return Fraction(re.sub("[ ,]", "", text)) if _NUMBER.fullmatch(text) and re.search(r"\d", text) else None
 
 
-def _compare_leaves(answer: str, gold: str) -> Equality:
-    answer, gold = _value(answer, gold), _value(gold, answer)
-    first, answer_unit = latex.without_unit(answer)
-    second, gold_unit = latex.without_unit(gold)
-    if answer_unit and gold_unit and answer_unit != gold_unit:
+def split(text: str, separators: Sequence[str]) -> list[str]:
+    """Return the pieces between separators that stand outside all brackets, without empty ones."""
+    pieces, depth = [""], 0
+    for token in re.findall(r"\\[a-z]+|\\.|.", text):
+        depth += (token in ("(", "[", "{", r"\{")) - (token in (")", "]", "}", r"\}"))
+        if depth == 0 and token in separators:
+            pieces.append("")
+        else:
+            pieces[-1] += token
+    return [piece for piece in pieces if piece]
+
+
+def _parts(text: str) -> tuple[str, list[str]]:
+    """Return what holds the parts of an answer ("list", a tuple's brackets, a matrix's shape), and these; one: it has none."""
+    if number(text) is not None:
+        return "list", [text]
+    if matrix := _MATRIX.fullmatch(text):
+        rows = [split(row, "&") for row in matrix[2].split(NEW_ROW) if row]
+        return f"matrix {[len(row) for row in rows]}", [cell for row in rows for cell in row]
+    if len(union := split(text, [r"\cup"])) > 1:
+        return "union", union
+    bare = text.removeprefix("\\")
+    depths = list(accumulate((c in "([{") - (c in ")]}") for c in bare))
+    if bare[:1] in tuple("([{") and depths[-1] == 0 and all(depths[:-1]):  # one pair of brackets round everything
+        brackets, inner = bare[0] + bare[-1], bare[1:-1].removesuffix("\\")
+        pieces = split(inner, ",;")
+        if text[0] == "{" or (brackets == "()" and len(pieces) < 2):  # {58,500} is a number, \{58,500\} a set
+            return "list", [inner]
+        if brackets == "{}":  # \{5\} is 5, but \{\{1,2\}\} is not \{1,2\}
+            pieces = _both_signs(pieces)
+            return "list", [text] if len(pieces) == 1 and len(_parts(pieces[0])[1]) > 1 else pieces
+        if len(pieces) > 1:
+            return brackets, pieces
+    return "list", _both_signs(split(text, ",;"))
+
+
+def _both_signs(pieces: Sequence[str]) -> list[str]:
+    r"""Return each `a \pm b` as `a + b` and `a - b`."""
+    return [x.replace(r"\pm", sign) for x in pieces for sign in ("+-" if x.count(r"\pm") == 1 else (r"\pm",))]
+
+
+def _compare(answer: str, gold: str, depth: int = 0) -> Equality:
+    if not answer or not gold or depth > 8:
         return Equality(False, "text")
-    first, second = (_choice(_unwrapped(text)) for text in (first, second))
-    if latex.compact(first) == latex.compact(second):
-        return Equality(bool(first), "text")
-    left, right = number(first), number(second)
+    if answer == gold:
+        return Equality(True, "text")
+    left, right = number(answer), number(gold)
     if left is not None and right is not None:
         return Equality(left == right, "number")
-    if latex.holds_words(first) or latex.holds_words(second):
-        return Equality(_words(first) == _words(second), "text")
-    bases = [_BASE.fullmatch(latex.compact(text)) for text in (first, second)]
-    if any(bases):
-        return Equality(all(bases) and len({(b[1].lower(), b[2]) for b in bases if b}) == 1, "number")
-    return _by_math_verify(first, second)
+    (kind, parts), (gold_kind, golds) = _parts(answer), _parts(gold)
+    inner = [held[0] if len(held) == 1 else text for held, text in ((parts, answer), (golds, gold))]
+    (name, value), (gold_name, gold_value) = _named(answer), _named(gold)
+    if inner == [answer, gold] and (name is None or gold_name is None or name == gold_name):
+        inner = [value, gold_value]
+    if inner != [answer, gold]:  # ((5)) and x = 5 are 5, (C) is C; but x = 5 is not y = 5
+        return _compare(inner[0], inner[1], depth + 1)
+    if max(len(parts), len(golds)) > 1:
+        if (len(parts) == 1 or len(golds) == 1) and _is_relation(answer) != _is_relation(gold):
+            return _by_math_verify(answer, gold)
+        if kind != gold_kind or len(parts) != len(golds) or len(parts) > MOST_PARTS:
+            return Equality(False, "parts")
+        for part in golds:  # in any order, each takes the first that equals it and is still free
+            here = range(len(parts)) if kind in ("list", "union") else [0]
+            hit = next((at for at in here if _compare(parts[at], part, depth + 1).equal), None)
+            if hit is None:
+                return Equality(False, "parts")
+            parts.pop(hit)
+        return Equality(True, "parts")
+    (answer, unit), (gold, gold_unit) = (each.partition(UNIT)[::2] for each in (answer, gold))
+    if unit or gold_unit:
+        agree = not unit or not gold_unit or unit == gold_unit
+        return _compare(answer, gold, depth + 1) if agree else Equality(False, "text")
+    if _holds_words(answer) or _holds_words(gold):
+        return Equality(answer.casefold() == gold.casefold(), "text")
+    return _by_math_verify(answer, gold)
 
 
-def _value(text: str, other: str) -> str:
-    """Return the right side of `name = value` or of `2 + 5 = 7`, unless the other one is an equation with another left side."""
-    sides = split(text, ["="])
-    if len(sides) < 2 or text.rstrip()[-1:] in "<>=" or re.search(r"[<>!]=|\\(?:[lg]eq|neq)(?![a-z])", text):
-        return text
-    others = split(other, ["="])
-    name = latex.compact(sides[0])
-    if len(others) > 1 and latex.compact(others[0]) != name:
-        return text
-    calculated = not any(re.search("[a-zA-Z]", re.sub(r"\\[a-z]+", "", side)) for side in sides)
-    if _NAME.fullmatch(name) or calculated:
-        return sides[-1]
-    return sides[0] if len(sides) == 2 and _NAME.fullmatch(latex.compact(sides[1])) and len(others) == 1 else text
+def _named(text: str) -> tuple[str | None, str]:
+    """Return the left side (None without one), and the value of `name = value` or of `2 + 5 = 7`, else the text."""
+    sides = sorted(split(text, "="), key=lambda side: _NAME.fullmatch(side) is None)  # 5 = x too
+    chain = len(sides) == 2 or (len(sides) > 2 and not re.search("[,;]", text))
+    calculated = not re.search("[a-zA-Z]", re.sub(r"\\[a-z]+", "", text))
+    has_value = chain and (calculated or _NAME.fullmatch(sides[0])) and not _is_relation(text)
+    return sides[0] if len(sides) > 1 else None, sides[-1] if has_value else text
 
 
-def _choice(text: str) -> str:
-    r"""Return `\text{(C)}` as C."""
-    found = re.fullmatch(r"\(?([A-Za-z])\)?", latex.without_text(text))
-    return found[1] if found else text
-
-
-def _words(text: str) -> str:
-    return re.sub(r"[\s\\{}]+", " ", latex.without_text(text)).strip(" .").casefold()
+def _holds_words(text: str) -> bool:
+    """Return whether an answer says something in words: three letters in a row that are no function."""
+    words = re.findall("[a-z]+", re.sub(r"\\[a-zA-Z]+", " ", text).lower())
+    return any(word in ("no", "on", "up") or (len(word) > 2 and word not in _FUNCTIONS) for word in words)
 
 
 def _is_relation(text: str) -> bool:
-    return bool(re.search(r"[<>]|\\(?:[lg]eq|neq)(?![a-z])", text))
+    return bool(re.search(r"[<>]|!=|\\(?:[lg]eq|neq)(?![a-z])", text))
 
 
 def _by_math_verify(answer: str, gold: str) -> Equality:
-    """Ask math-verify, decimals as fractions, which are exact; but not what it would misread (`7 8`, unclosed braces)."""
-    first, second = (_exact(latex.without_text(text)) for text in (answer, gold))
-    if first is None or second is None or ("=" in first) != ("=" in second):
+    """Ask math-verify, decimals as fractions, which are exact; but not what it would misread (`7 8`, `52_8`)."""
+    both = [re.sub(r"\d*\.\d+", _as_fraction, text.replace(NEW_ROW, r"\\")) for text in (answer, gold)]
+    unread = any(re.search(r"\d \d|\d_|[^ -~]", text) or text.count("{") != text.count("}") for text in both)
+    if unread or ("=" in answer) != ("=" in gold):
         return Equality(False, "text")
-    equal = asked(first, second) or (_is_relation(second) != _is_relation(first) and asked(second, first))
+    equal = asked(*both) or (_is_relation(gold) != _is_relation(answer) and asked(*reversed(both)))
     return Equality(equal, "math-verify")
 
 
-def _exact(text: str) -> str | None:
-    r"""Return LaTeX without decimals; None where braces do not match or digits stand apart."""
-    unmatched = latex.closing(f"{{{text}}}", 0) != len(text) + 1
-    if unmatched or re.search(r"\d \d|\d_|[^\x00-\x7f]", latex.compact(text)):
-        return None
-    return re.sub(r"\d*\.\d+", _as_fraction, text.replace(latex.NEW_ROW, r"\\"))
-
-
 def _as_fraction(found: re.Match[str]) -> str:
-    value = Fraction("0" + found[0])
-    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    return r"\frac{{{}}}{{{}}}".format(*Fraction("0" + found[0]).as_integer_ratio())

@@ -7,54 +7,39 @@ from fractions import Fraction
 import pytest
 
 import mless_interp as mi
-from mless_interp.answers import latex, math_verify_process, same_answer
+from mless_interp.answers import math_verify_process, same_answer
 from mless_interp.answers.graders import stripped
-from mless_interp.answers.latex import without_unit
-from mless_interp.answers.same_answer import Equality, number
+from mless_interp.answers.same_answer import Equality, number, plain
 
 pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
 
 F = Fraction
 
 PLAIN = {
-    r"$\dfrac12\,x$": r"\frac{1}{2} x", r"\tfrac ab": r"\frac{a}{b}", r"\cfrac{1}2": r"\frac{1}{2}",
-    r"\frac12\frac34": r"\frac{1}{2}\frac{3}{4}", r"\frac1{23}": r"\frac{1}{23}", r"\frac\pi2": r"\frac{\pi}{2}",
-    r"\frac{\sqrt2}{3}": r"\frac{\sqrt{2}}{3}", r"\frac{ 1 } { 2 }": r"\frac{1}{2}", r"\frac": r"\frac",
-    r"\frac1": r"\frac{1}", r"\frac{": r"\frac {", r"\sqrt}": r"\sqrt }", r"\sqrt\$": r"\sqrt",
-    r"\sqrt\{2": r"\sqrt{\{}2", r"\fracture1": r"\fracture1", r"\sqrt3": r"\sqrt{3}", r"\sqrt[3]2": r"\sqrt[3]{2}",
-    r"\sqrt[3]{\frac12}x": r"\sqrt[3]{\frac{1}{2}}x", r"\sqrt{\sqrt2}": r"\sqrt{\sqrt{2}}",
-    r"\sqrt{\sqrt2}\sqrt3": r"\sqrt{\sqrt{2}}\sqrt{3}", "√2x": r"\sqrt{2}x", "√ 12": r"\sqrt{12}",
-    r"90^\circA": r"90^\circA", r"90\degreeA": r"90\degreeA", "Api": "Api", "piA": "piA", r"\frac X2": r"\frac{X}{2}",
-    "√(x+1)": r"\sqrt{x+1}", "sqrt(5)+sqrt (x)": r"\sqrt{5}+\sqrt{x}", "x^2_1": "x^{2}_{1}", "x ^ 10": "x ^{1}0",
-    "x_{12}": "x_{12}", r"\$32,\!348.": "32,348", r"1,\! 234": "1,234", r"1,\! 23": "1, 23", "1, 234": "1, 234",
-    "{,}1{,}2": ",1,2", "1{,}2": "1,2", "$1 $ 2": "1 2", r"100\%": "100", "100%": "100", "%5\n6": "6",
-    "5\\% % note\n5": "5 5", "a\nb": "a b", r"\quad 5\;6\:7\>8\ 9~1": "5 6 7 8 9 1", r"5\,": "5", r"5\;": "5",
-    r"x\,.": "x", "  a   b ": "a b", "a\u00a0b": "a b", "7.": "7", "7,": "7", "7.5 .": "7.5", "7,.": "7", "$7.$": "7",
-    "$$7$$": "7", r"\[7\]": "7", r"\(7\)": "7", r"\(7\),": "7", "$": "", "$$": "", r"\(\)": r"\(\)",
-    r"\mathbf{x}\operatorname*{lcm}": "xlcm", r"\left(\frac{1}{2}\right)": r"(\frac{1}{2})", r"\bigl(2\bigr)": "(2)",
-    r"a \le b \geqslant c \ne d \lt e": r"a \leq b \geq c \neq d < e", r"\lbrace 1\rbrace": r"\{ 1\}",
-    r"\lbrack 1\rparen": "[ 1)", r"\arctg x\tg x": r"\arctan x\tan x", r"\varnothing": r"\emptyset",
-    r"\pounds5\euro": "5", "€5 £6": "5 6", r"90^\circ": "90", r"90^{ \circ }": "90", r"90 \degree": "90", "90°": "90",
-    "−3×4": r"-3\cdot 4", "2pi": r"2\pi", "pi": r"\pi", "spin": "spin", "infinity": r"\infty",
-    r"(2,+\infty)": r"(2,\infty)", r"(2,+ \infty)": r"(2,\infty)", "3:30 p.m.": "3:30 pm", "3:30 A. M.": "3:30 Am",
-    "½": r"\frac{1}{2}", "x²": "x^{2}", r"1\\2": "1 \x01 2", "1\x012": "1 2", r"\text{a b}": r"\text{a b}",
-}  # fmt: skip
-ONCE = ("%5\n6", "5\\% % note\n5", r"1\\2")
-"""Read twice they are something else: a comment or a line break is gone."""
-UNITS = {
-    "5 cm": ("5", "centimeter"), "5cm": ("5", "centimeter"), "5 m": ("5 m", ""), r"5\text{ m}": ("5", "m"),
-    r"5-\text{inch}": ("5", "inch"), "864 square inches": ("864", "inch^2"), "5 sq ft": ("5", "foot^2"),
-    "5 cubic feet": ("5", "foot^3"), "5 square cm^3": ("5", "centimeter^3"), r"864 \mbox{ inches}^2": ("864", "inch^2"),
-    r"5 mm^{2}": ("5", "millimeter^2"), "5 cm^1": ("5", "centimeter"), "5 hr.": ("5", "hour"), "5 min": ("5", "minute"),
-    r"5\text{ min}": ("5", "minute"), "5 lbs": ("5", "pound"), "5 mph": ("5", "mileperhour"),
-    "5 miles per hour": ("5", "mileperhour"), "5miles per hour": ("5", "mileperhour"), "5 of them": ("5", "ofthem"),
-    "5 of": ("5 of", ""), "5 dollars": ("5", "dollar"), "2 billion people": (r"2\cdot10^{9}", "people"),
-    "5 percent": ("5", "percent"), "90 degrees": ("90", "degree"), "5 square units": ("5", ""),
-    r"5\text{ units}^2": ("5", ""), r"\pi \text{ cm}": (r"\pi", "centimeter"),
-    r"\frac{1}{2} cm": (r"\frac{1}{2}", "centimeter"), r"x \text{ cm}": (r"x \text{ cm}", ""),
-    r"\text{east}": (r"\text{east}", ""), "3ab": ("3ab", ""), "3 sin": ("3 sin", ""), "5 log cm": ("5 log cm", ""),
-    r"5\cm": (r"5\cm", ""), "12 fox": ("12", "fox"), "12fox": ("12fox", ""), "12 xyz": ("12 xyz", ""),
-    "3 am": ("3", "am"), "7": ("7", ""),
+    r"$\dfrac12\,x$": r"\frac{1}{2}x", r"\tfrac ab": r"\frac{a}{b}", r"\frac12\frac34": r"\frac{1}{2}\frac{3}{4}",
+    r"\frac1{23}": r"\frac{1}{23}", r"\frac\pi2": r"\frac{\pi}{2}", r"\frac{\sqrt2}3": r"\frac{\sqrt{2}}{3}",
+    r"\frac{ 1 } { 2 }": r"\frac{1}{2}", r"\frac": r"\frac", r"\frac1": r"\frac{1}", r"\frac{": r"\frac{",
+    r"\fracture1": r"\fracture1", r"\sqrt{\sqrt2}\sqrt3": r"\sqrt{\sqrt{2}}\sqrt{3}", "√2x": r"\sqrt{2}x",
+    "√ 12": r"\sqrt{12}", "x√(x+1)": r"x\sqrt{x+1}", "sqrt(5)+sqrt (x)": r"\sqrt{5}+\sqrt{x}", "asqrt2": "asqrt2",
+    r"\sqrt[3]2": r"\sqrt[3]{2}",
+    r"90^\circA": r"90^\circA", r"90\degreeA": r"90\degreeA", "x^2_1": "x^{2}_{1}", "x ^ 10": "x^{1}0", "x_{12}": "x_{12}",
+    r"\$32,\!348.": "32348", r"1,\! 234": "1234", "1{,}234": "1234", r"1,\! 23": "1,23", "1, 234": "1;234", "1, 2": "1,2",
+    "$1 $ 2": "1 2", r"100\%": "100", "100%": "100", r"\quad 5\;6\:7\>8\ 9~1": "5 6 7 8 9 1", r"x\,.": "x",
+    "  a   b ": "a b", "a\u00a0b": "a b", "7,.": "7", "7.5 .": "7.5", "$7.$": "7", "$$7$$": "7", r"\[7\]": "7",
+    r"\(7\),": "7", "$": "", r"\mathbf{x}\operatorname*{lcm}": "xlcm", r"\bigl(2\bigr)": "(2)", r"\left\{x\right.": r"\{x",
+    r"a \le b \geqslant c \ne d": r"a\leq b\geq c\neq d", r"\varnothing": r"\emptyset", r"\{ \}": r"\emptyset",
+    "€5 £6": "5 6", r"90^\circ": "90", r"90^{ \circ }": "90", r"90 \degree": "90", "90°": "90", "−3×4": r"-3\cdot4",
+    "2pi": r"2\pi", "spin": "spin", r"(2,+ \infty)": r"(2,\infty)", r"x \in \mathbb{R}": r"(-\infty,\infty)",
+    r"\text{all real numbers}": r"(-\infty,\infty)", "x²": "x^{2}", r"1\\[2pt]2": "1\x012", "1\x01\x022": "1 2",
+    r"3, 5, \text{ and } 7": "3,5,;7", "1 or 2": "1;2", "candy": "candy", r"\text{a b}": "a b",
+    "5 cm": "5\x02centimeter", "5cm": "5\x02centimeter", "5 m": "5m", r"5\text{ m}": "5\x02m",
+    r"5-\text{inch}": "5\x02inch", "(5 sq ft, 6)": "(5\x02foot2,6)", "5 cubic feet": "5\x02foot3",
+    "5 square cm^3": "5\x02centimeter3", r"864 \mbox{ inches}^2": "864\x02inch2", "5 cm^1": "5\x02centimeter",
+    "5 hr.": "5\x02hour", "5 min": "5\x02minute", "5 miles per hour": "5\x02mileperhour", "5 mph": "5\x02mileperhour",
+    r"2 billion people\}": "2\\cdot10^9\x02people\\}", "5 square units": "5", r"5\text{ units}^2": "5",
+    r"\pi \text{ cm}": "\\pi\x02centimeter", r"\frac{1}{2} cm": "\\frac{1}{2}\x02centimeter", r"x\text{ cm}": "x cm",
+    r"5\text{ cm}^2 + 1": "5cm^{2}+1", "3ab": "3ab", "3 sin": "3sin", "5 log cm": "5log cm", r"5\cm": r"5\cm",
+    "12 fox": "12\x02fox", "12fox": "12fox", "12 xyz": "12xyz", "3:30 P. M.": "3:30\x02pm", r"\text{77 cups}": "77\x02cup",
 }  # fmt: skip
 NUMBERS = {
     "7": F(7), "-7": F(-7), "+7": F(7), "07": F(7), "-0": F(0), ".5": F(1, 2), "5.": F(5), "1,000": F(1000),
@@ -67,23 +52,13 @@ NUMBERS = {
     r"\frac{1.5}{2}": F(3, 4), r"\frac{1,000}{2}": F(500), r"\frac{}{2}": None, r"\frac{1}{,}": None,
     r"0.\overline{3}": F(1, 3), r"-0.1\overline{6}": F(-1, 6), r".\overline{09}": F(1, 11), r"2.\bar{3}": F(7, 3),
     r"12.34\overline{567}": F(1234567 - 1234, 99900),
-    "10^6": F(10**6), "10^{6}": F(10**6), "10^{-3}": F(1, 1000), "10^{+3}": F(1000), "10^12": None, "10^{1000}": None,
+    "10^6": F(10**6), "10^{6}": F(10**6), "10^{-3}": F(1, 1000), "10^{+3}": F(1000), "10^{1000}": None,
     r"3\cdot10^2": F(300), r"3.5\cdot10^{-2}": F(7, 200), r"-2\cdot10^3": F(-2000), r"x\cdot10^2": None,
     "": None, "-": None, ".": None, "+": None, "1e5": None, "--1": None, "½": None, "8" * 500: F(int("8" * 500)),
-    "8" * 501: None,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("read", "table"),
-    [
-        (latex.plain, PLAIN),
-        (lambda text: latex.plain(latex.plain(text)), {text: PLAIN[text] for text in PLAIN if text not in ONCE}),
-        (without_unit, UNITS),
-        (number, NUMBERS),
-    ],
-    ids=["plain", "plain twice", "units", "numbers"],
-)  # fmt: skip
+@pytest.mark.parametrize(("read", "table"), [(plain, PLAIN), (number, NUMBERS)], ids=["plain", "numbers"])
 def test_every_spelling_is_read_as_it_is_meant(read: Callable[[object], object], table: dict[object, object]) -> None:
     found = {text: read(text) for text in table}
     assert found == table
@@ -94,8 +69,7 @@ def test_every_spelling_is_read_as_it_is_meant(read: Callable[[object], object],
     [
         ("", "1", False, "text"), (r"\,", "1", False, "text"), ("5 cm", "5", True, "text"),
         ("5 cm", "5 meters", False, "text"), ("1 cm", "2", False, "number"), ("0.5", r"\frac12", True, "number"),
-        ("12_8", "12", False, "number"), ("AB_{16}", "ab_{16}", True, "number"),
-        ("AB_{16}", "ab_{15}", False, "number"), (r"\text{Evelyn}", "evelyn", True, "text"),
+        ("12_8", "12", False, "text"), (r"\text{Evelyn}", "evelyn", True, "text"),
         (r"\text{Evelyn}", "Navin", False, "text"), ("5", r"\text{five}", False, "text"),
         ("8" * 500, "8" * 500, True, "text"), ("8" * 501, "8" * 501 + " ", True, "text"),
         ("8" * 501, "8" * 502, False, "text"), (" " * 501 + "14/2", "7", True, "number"),
@@ -105,10 +79,10 @@ def test_every_spelling_is_read_as_it_is_meant(read: Callable[[object], object],
         (r"\{1,\{2,3\}\}", r"\{\{3,2\},1\}", True, "parts"), ("1,2,(3,4)", "(4,3),2,1", False, "parts"),
         (",".join(map(str, range(40))), ",".join(map(str, reversed(range(40)))), True, "parts"),
         (",".join(map(str, range(41))), ",".join(map(str, reversed(range(41)))), False, "parts"),
-        (r"\{" * 9 + "1,2" + r"\}" * 9, r"\{" * 9 + "2,1" + r"\}" * 9, True, "parts"),
-        (r"\{" * 10 + "1,2" + r"\}" * 10, r"\{" * 10 + "2,1" + r"\}" * 10, False, "text"),
-        (r"\{0," * 8 + r"\{1,2\}" + r"\}" * 8, r"\{0," * 8 + r"\{2,1\}" + r"\}" * 8, True, "parts"),
-        (r"\{0," * 9 + r"\{1,2\}" + r"\}" * 9, r"\{0," * 9 + r"\{2,1\}" + r"\}" * 9, False, "parts"),
+        ("(" * 8 + "1/2" + ")" * 8, "(" * 8 + "0.5" + ")" * 8, True, "number"),
+        ("(" * 9 + "1/2" + ")" * 9, "(" * 9 + "0.5" + ")" * 9, False, "text"),
+        (r"\{0," * 7 + r"\{1,2\}" + r"\}" * 7, r"\{0," * 7 + r"\{2,1\}" + r"\}" * 7, True, "parts"),
+        (r"\{0," * 8 + r"\{1,2\}" + r"\}" * 8, r"\{0," * 8 + r"\{2,1\}" + r"\}" * 8, False, "parts"),
         ("x=5", "x<=5", False, "math-verify"), ("x=5", "x+1<=5", False, "math-verify"),
         ("x>2", r"(2,\infty)", True, "math-verify"), (r"(2,\infty)", "x>2", True, "math-verify"),
         ("x+1", "1+x", True, "math-verify"), ("x+1", "x+2", False, "math-verify"),
