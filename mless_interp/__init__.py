@@ -18,7 +18,6 @@ PUBLIC = {
         "load_problems",
         "make_pairs",
         "pairs_from_ids",
-        "problems_from_file",
         "problems_from_texts",
         "with_examples",
     ],

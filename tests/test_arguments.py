@@ -63,7 +63,6 @@ CLASSES: dict[str, Callable[..., Any]] = {
     each.__name__: each for each in (mi.Insertion, mi.Head, mi.ARM, mi.Treatment, mi.prompts.Template, mi.Problem)
 }
 OF_THEIR_OWN = {
-    "problems_from_file": {"path": "texts.txt"},
     "with_examples": {"examples": [mi.Problem("e", "1 + 1 ?", "2")]},
     "from_key": {"key": "distractor"},
     "ids": {"token_ids": (5, 6)},

@@ -485,9 +485,9 @@ def problems_of(model: str, source: str | None = None, *, limit: int | None) -> 
     model's tokenizer cuts into problems; without one those that a model's directory brings along, or the demo's."""
     if source is not None and Path(source).suffix == ".txt":
         from ..models.load import tokenizer_of_model
-        from ..prompts.texts import problems_from_file
+        from ..prompts.texts import problems_from_texts
 
-        return problems_from_file(tokenizer_of_model(model), source, limit=limit)
+        return problems_from_texts(tokenizer_of_model(model), source, limit=limit)
     own = Path(model) / "problems.jsonl"
     return load_problems((own if own.is_file() else "demo") if source is None else source, limit=limit)
 

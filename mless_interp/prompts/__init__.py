@@ -11,6 +11,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "pairs": ["PromptPair", "insert_tokens", "make_pairs"],
         "problems": ["Problem", "load_problems"],
         "prompt": ["Prompt", "Template", "build_prompt"],
-        "texts": ["problems_from_file", "problems_from_texts", "with_examples"],
+        "texts": ["problems_from_texts", "with_examples"],
     },
 )

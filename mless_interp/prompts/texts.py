@@ -9,16 +9,24 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
-from ..core.arguments import Arguments, check_count, checked, listed
+from ..core.arguments import check_count, checked, listed
 from .problems import Problem, distinct
 from .prompt import ANSWER_PREFIX, Tokenizer, check_known, encode, tokenizer_of
 
 
 @checked
 def problems_from_texts(
-    model: object, texts: Iterable[str], *, n_context: int = 64, n_before: int = 16, n_answer: int = 1
+    model: object,
+    texts: Iterable[str] | str | Path,
+    *,
+    limit: int | None = None,
+    n_context: int = 64,
+    n_before: int = 16,
+    n_answer: int = 1,
 ) -> tuple[Problem, ...]:
     """Make a problem of each text: the model continues the text with its next words. This works for any base model.
+
+    `texts` may be the path of a file, whose texts are separated by blank lines; the first `limit` are taken.
 
     The first `n_before` tokens come before an insertion (`before="question"`), the others of the `n_context` after it;
     the answer is what follows, at least `n_answer` tokens. Cuts are made between words, at the first place where the parts,
@@ -33,8 +41,13 @@ def problems_from_texts(
         raise ValueError(
             f"n_before must lie in 1 to n_context - 1 and n_answer be 1 or more, got {n_before}, {n_context}, {n_answer}"
         )
+    if limit is not None:
+        check_count(limit, name="limit")
+    if isinstance(texts, str | Path):
+        whole = Path(texts).read_text(encoding="utf-8-sig")
+        texts = [text.strip() for text in re.split(r"\n\s*\n", whole) if text.strip()]
     tokenizer, sizes = tokenizer_of(model), (n_before, n_context, n_context + n_answer)
-    found = [_problem(tokenizer, number, text, sizes) for number, text in enumerate(texts)]
+    found = [_problem(tokenizer, number, text, sizes) for number, text in enumerate(islice(texts, limit))]
     made = tuple(problem for problem in found if problem is not None)
     if not made:
         raise ValueError(
@@ -45,29 +58,6 @@ def problems_from_texts(
         which = listed(short, 5)
         warnings.warn(f"{len(short)} of {len(found)} texts are too short and left out (number {which})", stacklevel=3)
     return made
-
-
-@checked
-def problems_from_file(
-    model: object,
-    path: str | Path,
-    *,
-    limit: int | None = None,
-    n_context: int = 64,
-    n_before: int = 16,
-    n_answer: int = 1,
-) -> tuple[Problem, ...]:
-    """Make problems (`problems_from_texts`) of the first `limit` texts of a file, separated by blank lines."""
-    tokenizer = tokenizer_of(model)
-    if limit is not None:
-        check_count(limit, name="limit")
-    try:
-        whole = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{Path(path).name}: {error}") from error
-    texts = (text.strip() for text in re.split(r"\n\s*\n", whole) if text.strip())
-    sizes: Arguments = {"n_context": n_context, "n_before": n_before, "n_answer": n_answer}
-    return problems_from_texts(tokenizer, list(islice(texts, limit)), **sizes)
 
 
 def _problem(tokenizer: Tokenizer, number: int, text: str, sizes: tuple[int, int, int]) -> Problem | None:

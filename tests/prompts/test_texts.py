@@ -49,20 +49,20 @@ def test_a_file_s_texts_are_parted_by_blank_lines_and_keep_their_names(tmp_path:
     file = tmp_path / "texts.txt"
     file.write_text(f"\n{wrapped}\n  \n\n{TEXT}\n\t\n{TEXT} and more\n", encoding="utf-8-sig")
     sizes = {"n_context": 8, "n_before": 2}
-    found = mi.problems_from_file(tokenizer, file, **sizes)
+    found = mi.problems_from_texts(tokenizer, file, **sizes)
     assert found == mi.problems_from_texts(tokenizer, [wrapped, TEXT, f"{TEXT} and more"], **sizes)
     assert [made.id for made in found] == ["text-0", "text-1", "text-2"]
-    assert mi.problems_from_file(tokenizer, file, limit=2, **sizes) == found[:2]
-    long = mi.problems_from_file(tokenizer, file, limit=1, n_context=24, n_before=4)[0]
+    assert mi.problems_from_texts(tokenizer, file, limit=2, **sizes) == found[:2]
+    long = mi.problems_from_texts(tokenizer, file, limit=1, n_context=24, n_before=4)[0]
     assert "\n" in f"{long.system}{long.question}", "a text may have several lines"
 
 
 def test_a_file_without_texts_is_refused(tmp_path: Path) -> None:
     tokenizer, file, sizes = word_tokenizer(), tmp_path / "texts.txt", {"n_context": 8, "n_before": 2}
-    for content, message in ((b" \n\n\t\n", "none of 0 texts has"), (b"What \xff", "texts.txt: .* in position 5")):
+    for content, message in ((b" \n\n\t\n", "none of 0 texts has"), (b"What \xff", "in position 5")):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            mi.problems_from_file(tokenizer, file, **sizes)
+            mi.problems_from_texts(tokenizer, file, **sizes)
 
 
 POOL = problems()
