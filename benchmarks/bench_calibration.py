@@ -32,6 +32,8 @@ from random_circuits import random_planted
 from scipy import stats
 
 import mless_interp as mi
+from mless_interp.answers.decoding import Request, complete_all, decoding_for
+from mless_interp.answers.engines import engine_for
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, IMAGES = ROOT / "docs" / "calibration.md", ROOT / "docs" / "images"
@@ -539,12 +541,9 @@ def story_variants(folder: Path, n_problems: int) -> list[Variant]:
     def problems(seed: int) -> Sequence[Any]:
         if seed not in kept:
             begin = model.tokenizer.bos_token_id
-            requests = [
-                mi.answers.decoding.Request((begin,), f"text-{at}") for at in range(n_problems + n_problems // 10 + 2)
-            ]
-            drawn = mi.answers.engines.generate_completions(
-                model, requests, max_new_tokens=96, temperature=1.0, seed=seed
-            )
+            requests = [Request((begin,), f"text-{at}") for at in range(n_problems + n_problems // 10 + 2)]
+            decoding = decoding_for(model, max_new_tokens=96, temperature=1.0, seed=seed)
+            drawn = complete_all(model, requests, decoding, engine_for(model, "auto"))
             texts = [model.tokenizer.decode(drawn[r.key].tokens, skip_special_tokens=True).strip() for r in requests]
             kept[seed] = mi.problems_from_texts(model, texts, n_before=16, n_context=64, n_answer=4)[:n_problems]
         return kept[seed]

@@ -1,7 +1,7 @@
 """Completions with the logits that their tokens were chosen from."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +10,25 @@ import torch
 from torch import Tensor
 
 from mless_interp.answers import decoding, engines
-from mless_interp.answers.decoding import Request
+from mless_interp.answers.decoding import Completion, Request
+from mless_interp.answers.vllm import Vllm
 from mless_interp.models.base import Model
+
+
+def generate_completions(
+    model: Model,
+    requests: Iterable[Request],
+    *,
+    batch_size: int | None = None,
+    engine: str | Vllm = "auto",
+    on_finished: Callable[[dict[str, Completion]], None] = lambda _: None,
+    **options: Any,
+) -> dict[str, Completion]:
+    """Every request checked and completed, by key."""
+    asked, how, chosen = tuple(requests), decoding.decoding_for(model, **options), engines.engine_for(model, engine)
+    decoding.check_requests(model, asked, how)
+    chosen.check(model, how)
+    return decoding.complete_all(model, asked, how, chosen, batch_size=batch_size, on_finished=on_finished)
 
 
 def with_logits(model: Model, requests: Iterable[Request], **options: Any) -> dict[str, SimpleNamespace]:
@@ -26,5 +43,5 @@ def with_logits(model: Model, requests: Iterable[Request], **options: Any) -> di
     with pytest.MonkeyPatch.context() as patch:
         for module in (decoding, engines):
             patch.setattr(module, "check_finite", keep)
-        found = engines.generate_completions(model, requests, **options)
+        found = generate_completions(model, requests, **options)
     return {key: SimpleNamespace(**vars(each), logits=torch.stack(kept[key])) for key, each in found.items()}

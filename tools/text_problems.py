@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 import mless_interp as mi
-from mless_interp.answers.decoding import Request
-from mless_interp.answers.engines import generate_completions
+from mless_interp.answers.decoding import Request, complete_all, decoding_for
+from mless_interp.answers.engines import engine_for
 
 app = typer.Typer(add_completion=False)
 
@@ -73,8 +73,8 @@ def samples(model: Any, count: int, n_tokens: int, *, temperature: float, seed: 
     if begin is None:
         raise typer.BadParameter("this tokenizer has no beginning-of-sequence token to sample from: give --texts")
     requests = [Request((begin,), f"text-{at}") for at in range(count)]
-    options = {"max_new_tokens": n_tokens, "temperature": temperature, "seed": seed}
-    made = generate_completions(model, requests, **options)
+    decoding = decoding_for(model, max_new_tokens=n_tokens, temperature=temperature, seed=seed)
+    made = complete_all(model, requests, decoding, engine_for(model, "auto"))
     return [model.tokenizer.decode(made[request.key].tokens, skip_special_tokens=True).strip() for request in requests]
 
 

@@ -267,11 +267,15 @@ def complete_all(
     decoding: Decoding,
     engine: CompletionEngine,
     *,
-    batch_size: int | None,
-    on_finished: Callable[[dict[str, Completion]], None],
+    batch_size: int | None = None,
+    on_finished: Callable[[dict[str, Completion]], None] = lambda _: None,
     skip: Container[str] = frozenset(),
 ) -> dict[str, Completion]:
-    """Complete checked requests, by key; keys of `skip` are not made again, batches are cut as if they were."""
+    """Complete checked requests, by key; keys of `skip` are not made again, batches are cut as if they were.
+
+    `batch_size`: rows at once (default: sized to memory), halved when memory runs out. `on_finished` is called with the
+    completions that have just ended.
+    """
     ordered = sorted(requests, key=lambda request: len(request.prompt))
     size = batch_size or engine.rows_at_once
     if size is None:

@@ -1,10 +1,9 @@
 """How a batch of completions is driven: by Hugging Face's `generate`, or by whole forward passes."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,17 +17,12 @@ from ..models.info import Edit, Foreign, ModelError
 from ..models.sites import gate_edits, site
 from ..models.traced_ops import additive_mask
 from .decoding import (
-    Completion,
     CompletionEngine,
     Decoding,
     Finished,
-    Request,
     Row,
     accept_all,
     check_finite,
-    check_requests,
-    complete_all,
-    decoding_for,
     next_tokens,
 )
 from .vllm import Vllm, VllmEngine
@@ -48,27 +42,6 @@ def engine_for(model: Model, name: str | Vllm) -> CompletionEngine:
             'with backend="bridge" or "nnsight", or use engine="forward"'
         )
     return HuggingFaceEngine(model)
-
-
-def generate_completions(
-    model: Model,
-    requests: Iterable[Request],
-    *,
-    batch_size: int | None = None,
-    engine: str | Vllm = "auto",
-    on_finished: Callable[[dict[str, Completion]], None] | None = None,
-    **decoding: Any,
-) -> dict[str, Completion]:
-    """Complete every request, by key, with the fields of `Decoding` (`max_new_tokens` must be given).
-
-    `batch_size`: rows at once (default: sized to memory), halved when memory runs out. `engine`: as in `evaluate_accuracy`.
-    `on_finished` is called with the completions that have just ended.
-    """
-    asked, how = tuple(requests), decoding_for(model, **decoding)
-    check_requests(model, asked, how)
-    chosen = engine_for(model, engine)
-    chosen.check(model, how)
-    return complete_all(model, asked, how, chosen, batch_size=batch_size, on_finished=on_finished or (lambda _: None))
 
 
 class HuggingFaceEngine(CompletionEngine):

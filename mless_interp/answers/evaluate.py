@@ -264,9 +264,7 @@ def _graded(completion: Completion, tokenizer: Tokenizer, gold: str) -> Answer:
         "completion": text,
         **{name: getattr(graded, name) for name in (*GRADERS, "boxed", "decided")},
         "cut_off": completion.stop == "length",
-        "stop": completion.stop,
         "n_tokens": len(completion.tokens),
-        "tokens": list(completion.tokens),
     }
 
 

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from generated_under_test import generate_completions
 from small_results import certified
 from vllm_under_test import FakeVllm
 
@@ -28,7 +29,7 @@ from mless_interp.answers.decoding import (
     rows_at_once,
     sampled,
 )
-from mless_interp.answers.engines import engine_for, generate_completions
+from mless_interp.answers.engines import engine_for
 from mless_interp.answers.vllm import Vllm, VllmEngine
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM

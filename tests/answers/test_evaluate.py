@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generated_under_test import generate_completions
 from tokenizers_under_test import read_tokenizer
 
 from mless_interp.answers import AccuracyResults, Treatment, evaluate_accuracy, has_closed_box
 from mless_interp.answers import evaluate as evaluate_module
 from mless_interp.answers.decoding import Request
-from mless_interp.answers.engines import generate_completions
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
@@ -146,9 +146,8 @@ def test_each_answer_is_one_line_as_soon_as_it_ends_and_problems_can_be_added_or
     assert seen[0] <= 4 and seen[-1] == 16 and seen == sorted(set(seen))
     line = next(line for line in lines(path)[1:] if line["id"] == json.dumps(["none", problems[0].id, 0]))
     text = f"Answer : \\boxed{{ {problems[0].answer} }}"
-    assert demo.tokenizer.decode(line["value"].pop("tokens")) == text
     graded = {"strict": True, "paper": True, "boxed": True, "decided": "text"}
-    assert line["value"] == {"completion": text, **graded, "cut_off": False, "stop": "box", "n_tokens": 5}
+    assert line["value"] == {"completion": text, **graded, "cut_off": False, "n_tokens": 5}
     made.clear()
     found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     assert found.to_frame().equals(whole.to_frame()) and found.settings == whole.settings

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import ARCHITECTURES, needs_hooked_transformer
-from generated_under_test import with_logits
+from generated_under_test import generate_completions, with_logits
 from models_under_test import loaded, pairs_for
 
 from mless_interp.answers import engines as generation_engines
 from mless_interp.answers.decoding import Completion, Request, Row, decoding_for
-from mless_interp.answers.engines import generate_completions
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model

@@ -11,10 +11,10 @@ import pytest
 import torch
 from architectures_under_test import folder_of
 from conftest import needs_hooked_transformer
+from generated_under_test import generate_completions
 from models_under_test import loaded, pairs_for
 
 from mless_interp.answers.decoding import Request
-from mless_interp.answers.engines import generate_completions
 from mless_interp.mechanism import ARM, activation_shift, mediate
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
