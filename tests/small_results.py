@@ -395,29 +395,25 @@ def enriched() -> mi.Enrichment:
 
 
 def answered(first: float = 0.72, n: int = 500) -> mi.AccuracyResults:
-    """Share `first` of the problems right without anything, three quarters with the insertion; a third was not run."""
+    """Share `first` of the problems right without anything, three quarters with the insertion, half with words."""
     shape = (n, 3, 1)
-    right = np.full(shape, np.nan)
-    for at, share in enumerate((first, 0.75)):
+    right = np.zeros(shape)
+    for at, share in enumerate((first, 0.75, 0.5)):
         right[:, at, 0] = np.arange(n) < round(share * n)
-    done = ~np.isnan(right)
-    one = np.where(done, 1.0, np.nan)
-    texts = tuple(tuple(("x",) if done[p, c, 0] else (None,) for c in range(3)) for p in range(n))
-    graded = (dict.fromkeys(GRADERS, right), one, 0 * one, 20 * one, texts, np.where(done, "text", ""))
+    one, texts = np.ones(shape), (((("x",),) * 3),) * n
+    graded = (dict.fromkeys(GRADERS, right), one, 0 * one, 20 * one, texts, np.full(shape, "text"))
     return mi.AccuracyResults(problems(n), ("none", "Mless", "Mful"), *graded, settings={"model": "tiny"})
 
 
 def asked_twice(n_treatments: int = 3, n: int = 30, **more: Any) -> Any:
-    """Two answers each, more and more of them right; some are cut off or not decided, one was not run."""
+    """Two answers each, more and more of them right; some are cut off or not decided."""
     cells = np.arange(6.0 * n).reshape(n, 3, 2)[:, :n_treatments]
     right = (cells * 7 % 11 < np.array([[2], [6], [10]])[:n_treatments]).astype(float)
-    right[1, 0, 1] = np.nan
-    run = np.where(np.isnan(right), np.nan, 1.0)
-    graded = ({"strict": right, "paper": np.maximum(right, run * (cells % 5 == 0))}, run * (cells % 3 > 0))
+    graded = ({"strict": right, "paper": np.maximum(right, cells % 5 == 0)}, 1.0 * (cells % 3 > 0))
     texts = tuple(tuple(tuple(map(str, two)) for two in each) for each in cells)
     decided = np.where(cells % 13 == 0, GAVE_UP, "text")
     names = ("none", "Mless", f"Mful {'he ' * 120}")[:n_treatments]
-    graded += (run * (cells % 8 == 0), run * (cells % 6), texts, decided, ("7",) * n)
+    graded += (1.0 * (cells % 8 == 0), cells % 6, texts, decided, ("7",) * n)
     return mi.AccuracyResults(
         problems(n), names, *graded, settings={"model": "tiny", "reference": "Mless"}, seed=3, **more
     )

@@ -28,8 +28,8 @@ class Comparison(Result):
 
     `difference` = second - first accuracy, with its interval over problems, which leaves out 0 only where the test
     rejects; `p` and the `test` behind it: do more problems gain than lose? `p_corrected` is Holm's over the `n_tests`
-    comparisons made together. `gained` and `lost`: problems whose share of right answers rises, or falls. `n` problems were
-    answered under both, `n_left_out` were not. Of problems in groups, each group counts as one, by its name.
+    comparisons made together. `gained` and `lost`: problems whose share of right answers rises, or falls, of `n`. Of
+    problems in groups, each group counts as one, by its name.
     """
 
     first: str
@@ -43,7 +43,6 @@ class Comparison(Result):
     gained: tuple[str, ...]
     lost: tuple[str, ...]
     n: int
-    n_left_out: int
     p_corrected: float
     n_tests: int = 1
 
@@ -81,8 +80,6 @@ class Comparison(Result):
     to_frame = table
 
     def headline(self) -> str:
-        if not self.n:
-            return f"{self.second!r} against {self.first!r}: no problem was answered under both."
         does = "raises" if len(self.gained) > len(self.lost) else "lowers"
         said = f"{self.second!r} {does} right answers" if self.sure else f"No change is shown for {self.second!r}"
         over = f" after Holm over {self.n_tests} comparisons" * (self.n_tests > 1)
@@ -101,13 +98,13 @@ class Comparison(Result):
     def change(self) -> str:
         """Return the change in short: points, interval and p-value."""
         p = f"p = {self.p_corrected:.2g}{f' (Holm, {self.n_tests})' * (self.n_tests > 1)}{', not shown' * (not self.sure)}"
-        return f"{self._points}, {p}" if self.n else "no problem was answered under both"
+        return f"{self._points}, {p}"
 
     def details(self) -> list[str]:
         found = [f"{self.test[0].upper()}{self.test[1:]} over problems ({self.grader} grades)."]
         reach = 100 * max(abs(self.difference.low), abs(self.difference.high))
         if self.sure or np.isnan(reach):
-            return found * bool(self.n)
+            return found
         return [*found, f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too."]
 
 
@@ -151,9 +148,8 @@ class Comparisons(Result):
 class AccuracyResults(Result):
     """Graded answers of the same problems under several treatments.
 
-    `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (of the completion) are `[problem, treatment, sample]`, NaN
-    where nothing was run. `completions[problem][treatment][sample]` is the text, None where not run; `decided` says what
-    settled each strict grade.
+    `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (of the completion) are `[problem, treatment, sample]`.
+    `completions[problem][treatment][sample]` is the text; `decided` says what settled each strict grade.
     """
 
     problem_ids: tuple[str, ...]
@@ -162,7 +158,7 @@ class AccuracyResults(Result):
     boxed: np.ndarray
     cut_off: np.ndarray
     n_tokens: np.ndarray
-    completions: tuple[tuple[tuple[str | None, ...], ...], ...]
+    completions: tuple[tuple[tuple[str, ...], ...], ...]
     decided: np.ndarray
     golds: tuple[str, ...] = ()
     seed: int = 0
@@ -179,7 +175,6 @@ class AccuracyResults(Result):
         boxed | boxed | share | share of answers with a \\boxed{} result
         cut_off | cut off | share | share of answers that ran into the longest length
         gave_up | undecided | share | share of grades that nothing decided; they count as wrong
-        n_missing | not run | | answers that are missing
     """)
         + Comparison.columns
     )
@@ -198,7 +193,7 @@ class AccuracyResults(Result):
         **fields: Any,
     ) -> "AccuracyResults":
         """Make results from finished answers in any order, one mapping each with problem, treatment, sample, completion,
-        decided and `NUMBERS`; the others count as not run. `fields`: golds, groups, settings, seed."""
+        decided and `NUMBERS`; `ValueError` where one is missing. `fields`: golds, groups, settings, seed."""
         shape = (len(problem_ids), len(treatments), n_samples)
         numbers: Arguments = {name: np.full(shape, np.nan) for name in NUMBERS}
         texts, decided = np.full(shape, None, dtype=object), np.full(shape, "", dtype="<U16")
@@ -208,6 +203,8 @@ class AccuracyResults(Result):
             for name, array in numbers.items():
                 array[at] = float(row[name])
             decided[at], texts[at] = row["decided"], str(row["completion"])
+        if missing := sum(text is None for text in texts.flat):
+            raise ValueError(f"{missing} of {texts.size} answers are missing: leave out the problems that lack one")
         return cls(
             problem_ids=tuple(problem_ids),
             treatments=tuple(treatments),
@@ -224,14 +221,13 @@ class AccuracyResults(Result):
         return self.n_tokens.shape[2]
 
     def share_right(self, *, grader: str = "strict") -> np.ndarray:
-        """Return the share of a problem's samples that are right, `[problem, treatment]`; NaN where none was run."""
+        """Return the share of a problem's samples that are right, `[problem, treatment]`."""
         return statistics.defined_mean(self._graded(grader), axis=2)
 
     def accuracy(self, *, grader: str = "strict") -> statistics.Interval:
         """Return accuracy of each treatment with its interval: Wilson's with one sample per problem, else that of the mean."""
         shares = self.by_group(self.share_right(grader=grader))
-        done = ~np.isnan(shares)
-        n, right = done.sum(0), np.where(done, shares, 0.0).sum(0)
+        n, right = len(shares), shares.sum(0)
         by_wilson = statistics.wilson(np.round(right).astype(int), n, confidence=self.confidence)
         if self.n_samples == 1 and not self.groups:
             return by_wilson
@@ -242,7 +238,7 @@ class AccuracyResults(Result):
         if len(shares) < 2:
             return found
         # where all problems are always right, or never, any other interval would be a point
-        certain = (n > 0) & ((right == 0) | (right == n))
+        certain = (right == 0) | (right == n)
         return replace(
             found,
             low=np.where(certain, by_wilson.low, found.low),
@@ -256,19 +252,15 @@ class AccuracyResults(Result):
         return statistics.by_group(values, self.groups, mean=True)
 
     def pass_at(self, k: int, *, grader: str = "strict") -> np.ndarray:
-        """Return unbiased pass@k of each treatment (Chen et al. 2021), over problems with at least k samples, else NaN."""
-        graded = self._graded(grader)
-        done = ~np.isnan(graded)
-        n, right = done.sum(2), np.where(done, graded, 0.0).sum(2).astype(int)
+        """Return unbiased pass@k of each treatment (Chen et al. 2021)."""
         if not 1 <= k <= self.n_samples:
             raise ValueError(f"pass@{k} needs k from 1 to the {self.n_samples} samples of each problem")
-        found, enough = np.full(n.shape, np.nan), n >= k
-        found[enough] = statistics.pass_at_k(right[enough], n[enough], k=k)
+        found = statistics.pass_at_k(self._graded(grader).sum(2).astype(int), self.n_samples, k=k)
         return statistics.defined_mean(self.by_group(found))
 
     def table(self) -> pd.DataFrame:
         """Return one row per treatment: `accuracy` with its limits, of `n` problems, strictly graded, and as each other grader
-        says; `pass_at_k` of all k samples, where there are several; shares, tokens, answers not run."""
+        says; `pass_at_k` of all k samples, where there are several; shares, tokens."""
         strict = self.accuracy()
         columns: dict[str, object] = {"treatment": list(self.treatments), **interval_columns("accuracy", strict)}
         columns["n"] = strict.n
@@ -276,11 +268,9 @@ class AccuracyResults(Result):
             columns |= interval_columns(grader, self.accuracy(grader=grader))
         if self.n_samples > 1:
             columns[f"pass_at_{self.n_samples}"] = self.pass_at(self.n_samples)
-        run = ~np.isnan(self.correct["strict"])
         for name in ("boxed", "cut_off", "n_tokens"):
             columns[name] = self._per_treatment(getattr(self, name))
-        columns["gave_up"] = self._per_treatment(np.where(run, self.decided == GAVE_UP, np.nan))
-        columns["n_missing"] = (~run).sum((0, 2))
+        columns["gave_up"] = self._per_treatment((self.decided == GAVE_UP).astype(float))
         columns["flag"] = strict.flag
         return pd.DataFrame(columns)
 
@@ -295,7 +285,7 @@ class AccuracyResults(Result):
         return table
 
     def compare(self, first: str, second: str, *, grader: str = "strict") -> Comparison:
-        """Return the second treatment against the first, on the problems that both answered.
+        """Return the second treatment against the first, on the same problems.
 
         The exact sign test of the problems whose share of right answers differs. With one sample per problem that is McNemar's
         test, and the difference has Tango's score interval; with several that of the mean change (t below 20 problems). Where
@@ -308,33 +298,29 @@ class AccuracyResults(Result):
     def compare_shares(
         self, first: np.ndarray, second: np.ndarray, names: tuple[str, str], *, grader: str = "strict"
     ) -> Comparison:
-        """Compare any answers to these problems `[problem, sample]`, 1 (right) to 0 (wrong), NaN where not run."""
+        """Compare any answers to these problems `[problem, sample]`, 1 (right) to 0 (wrong)."""
         shares = np.stack([statistics.defined_mean(graded, axis=1) for graded in (first, second)], 1)
-        shares[np.isnan(shares).any(1)] = np.nan  # answered under both
-        units = self.by_group(shares)
-        both = ~np.isnan(units[:, 0])
-        a, b = units[both].T
+        a, b = self.by_group(shares).T
         n, change = len(a), b - a
-        known = np.array([*dict.fromkeys(self.groups or self.problem_ids)], dtype=object)[both]
+        known = np.array([*dict.fromkeys(self.groups or self.problem_ids)], dtype=object)
         gained, lost = known[change > ROUNDING], known[change < -ROUNDING]
         single = first.shape[1] == 1 and not self.groups
-        p = statistics.mcnemar(len(lost), len(gained)) if n else np.nan
-        if single and n:
+        p = statistics.mcnemar(len(lost), len(gained))
+        if single:
             difference = statistics.paired_difference(len(lost), len(gained), n, confidence=self.confidence)
         else:
             difference = _difference(change, p, seed=self.seed, confidence=self.confidence)
         return Comparison(
             *names,
             grader=grader,
-            accuracy_first=float(a.mean()) if n else np.nan,
-            accuracy_second=float(b.mean()) if n else np.nan,
+            accuracy_first=float(a.mean()),
+            accuracy_second=float(b.mean()),
             difference=difference,
             p=p,
             test="exact McNemar test" if single else "exact sign test of the problems that differ",
             gained=tuple(gained),
             lost=tuple(lost),
             n=n,
-            n_left_out=len(units) - n,
             p_corrected=p,
         )
 
@@ -347,9 +333,7 @@ class AccuracyResults(Result):
         if not others:
             raise ValueError(f"there is only one treatment, {reference!r}: nothing to compare")
         found = [self.compare(reference, name, grader=grader) for name in others]
-        p = np.array([one.p for one in found])
-        corrected = p if np.isnan(p).all() else statistics.holm(p)
-        both = zip(found, corrected, strict=True)
+        both = zip(found, statistics.holm(np.array([one.p for one in found])), strict=True)
         made = (replace(one, p_corrected=float(each), n_tests=len(found)) for one, each in both)
         return Comparisons(reference, grader, tuple(made))
 
@@ -368,16 +352,13 @@ class AccuracyResults(Result):
         return [*few, *super().caveats()]
 
     def details(self) -> list[str]:
-        table, samples = self.table(), f", {self.n_samples} samples each" if self.n_samples > 1 else ""
+        samples = f", {self.n_samples} samples each" if self.n_samples > 1 else ""
         found = [
             f"Accuracy of {self.settings.get('model', 'a model')} on {self.counted}{samples}, "
             f"strictly graded, with {100 * self.confidence:g} % intervals over problems."
         ]
         found += extension_of(self.settings)
-        missing, gave_up = int(table["n_missing"].sum()), int((self.decided == GAVE_UP).sum())
-        if missing:
-            found.append(f"Left out, as not run: {count_of(missing, 'answer')}.")
-        if gave_up:
+        if gave_up := int((self.decided == GAVE_UP).sum()):
             found.append(f"{gave_up} grades were not decided (out of time or memory) and count as wrong.")
         return [*found, *(self.compare_all().details() if len(self.treatments) > 1 else [])]
 
@@ -407,7 +388,7 @@ class AccuracyResults(Result):
 def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> statistics.Interval:
     """Return the mean change, its interval holding 0 where the test does not reject, and exact where nothing changes."""
     n = len(change)
-    found = statistics.mean_interval(change if n else np.array([np.nan]), confidence=confidence, seed=seed)
+    found = statistics.mean_interval(change, confidence=confidence, seed=seed)
     if n > 1 and not change.any():
         bound, flag = np.asarray(1 - ((1 - confidence) / 2) ** (1 / n)), np.asarray("no problem changed: exact bound")
         return replace(found, low=np.asarray(-bound), high=bound, flag=flag, method="exact bound")

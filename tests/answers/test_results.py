@@ -25,10 +25,8 @@ def answer(text: str, gold: str, problem: str, treatment: str = "none", sample: 
 
 
 def rows(right: np.ndarray, treatments: tuple[str, ...] = TREATMENTS, **more: Any) -> Iterator[dict[str, Any]]:
-    """One finished answer per cell of `right` `[problem, treatment, sample]` that is not NaN, really graded."""
+    """One finished answer per cell of `right` `[problem, treatment, sample]`, really graded."""
     for i, c, s in np.ndindex(right.shape):
-        if np.isnan(right[i, c, s]):
-            continue
         text = r"so \boxed{ 7 } <eos>" if right[i, c, s] else r"so \boxed{ 8 } <eos>"
         yield answer(text, "7", f"p{i}", treatments[c], s) | {"cut_off": i == 0, "n_tokens": 5 + c} | more
 
@@ -52,14 +50,13 @@ def one_sample(n: int, *shares: float, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture
 def by_hand() -> mi.AccuracyResults:
-    """500 problems, 362 right without; with slashes 33 more and 20 fewer; with words not run on the last 100."""
+    """500 problems, 362 right without; with slashes 33 more and 20 fewer; with words the same."""
     right = np.zeros((500, 3, 1))
     right[:362, 0] = 1
     right[:, 1] = right[:, 0]
     right[:20, 1] = 0
     right[400:433, 1] = 1
     right[:, 2] = right[:, 0]
-    right[400:, 2] = np.nan
     return results(right)
 
 
@@ -68,11 +65,11 @@ def by_hand() -> mi.AccuracyResults:
 
 def test_accuracy_and_wilsons_interval_by_hand(by_hand: mi.AccuracyResults) -> None:
     table = by_hand.table()
-    assert_allclose(table["accuracy"], [0.724, 0.75, 362 / 400])
+    assert_allclose(table["accuracy"], [0.724, 0.75, 0.724])
     assert_allclose(table.loc[0, ["accuracy_ci_low", "accuracy_ci_high"]].astype(float), [0.68322, 0.76136], atol=5e-6)
-    assert list(table["n"]) == [500, 500, 400] and list(table["n_missing"]) == [0, 0, 100]
+    assert list(table["n"]) == [500, 500, 500]
     assert list(table["n_tokens"]) == [5, 6, 7] and list(table["boxed"]) == [1, 1, 1]
-    assert_allclose(table["cut_off"], [1 / 500, 1 / 500, 1 / 400])
+    assert_allclose(table["cut_off"], [1 / 500] * 3)
     assert list(table["gave_up"]) == [0, 0, 0]
 
 
@@ -91,8 +88,6 @@ def test_pass_at_k_is_the_unbiased_one() -> None:
     assert_allclose(found.pass_at(2), [(0 + 0.5 + 1) / 3])
     assert found.pass_at(1).item() == found.table()["accuracy"].item() == pytest.approx(1 / 3)
     assert found.table()["pass_at_4"].item() == pytest.approx(2 / 3)
-    right[2, 0, 1:] = np.nan
-    assert_allclose(results(right, ("none",)).pass_at(2), [0.25])  # the problem with one sample is left out
     with pytest.raises(ValueError, match="pass@5 needs k from 1 to the 4 samples"):
         found.pass_at(5)
 
@@ -111,13 +106,16 @@ def test_what_does_not_change_has_an_exact_bound_and_one_problem_no_limits() -> 
         same, bound = results(np.ones((n, 2, 4)), ("a", "b")).compare("a", "b"), 1 - 0.025 ** (1 / n)
         assert (float(same.difference.low), float(same.difference.high)) == pytest.approx((-bound, bound))
         assert same.p == 1
-    for n in (0, 1):
-        right = np.full((1, 2, 2), np.nan)
-        right[:n] = [[0, 1], [1, 1]]
-        alone = results(right, ("a", "b")).compare("a", "b")
-        assert (alone.n, alone.n_left_out, len(alone.gained)) == (n, 1 - n, n) and np.isnan(float(alone.difference.low))
-        unknown = [alone.p, alone.accuracy_first, results(right, ("a", "b")).compare_all().comparisons[0].p_corrected]
-        assert float(alone.difference.estimate) == 0.5 if n else np.isnan(unknown).all()
+    alone = results(np.array([[[0, 1], [1, 1]]]), ("a", "b")).compare("a", "b")
+    assert (alone.n, len(alone.gained)) == (1, 1) and np.isnan(float(alone.difference.low))
+    assert float(alone.difference.estimate) == 0.5
+
+
+def test_a_missing_answer_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 of 6 answers are missing: leave out the problems that lack one"):
+        mi.AccuracyResults.from_rows(
+            list(rows(np.ones((2, 3, 1))))[1:], problem_ids=["p0", "p1"], treatments=TREATMENTS
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- compare
@@ -125,7 +123,7 @@ def test_what_does_not_change_has_an_exact_bound_and_one_problem_no_limits() -> 
 
 def test_a_paired_comparison_by_hand(by_hand: mi.AccuracyResults) -> None:
     found = by_hand.compare("none", "mless")
-    assert (len(found.gained), len(found.lost), found.n, found.n_left_out) == (33, 20, 500, 0)
+    assert (len(found.gained), len(found.lost), found.n) == (33, 20, 500)
     assert found.gained[0] == "p400" and found.lost[0] == "p0"
     assert found.p == pytest.approx(0.098, abs=5e-4)  # methods §9
     assert float(found.difference.estimate) == pytest.approx(13 / 500)
@@ -136,11 +134,10 @@ def test_a_paired_comparison_by_hand(by_hand: mi.AccuracyResults) -> None:
     assert (back.p, back.gained, float(back.difference.estimate)) == (found.p, found.lost, -13 / 500)
 
 
-def test_only_problems_answered_under_both_are_compared(by_hand: mi.AccuracyResults) -> None:
+def test_where_nothing_changes_the_interval_is_tangos(by_hand: mi.AccuracyResults) -> None:
     found = by_hand.compare("none", "mful")
-    assert (found.n, found.n_left_out, found.p) == (400, 100, 1.0)
-    assert found.accuracy_first == found.accuracy_second == 362 / 400
-    bound = 1.959964**2 / (400 + 1.959964**2)  # Tango's where nothing changed
+    assert found.p == 1 and found.accuracy_first == found.accuracy_second == 362 / 500
+    bound = 1.959964**2 / (500 + 1.959964**2)
     assert (float(found.difference.low), float(found.difference.high)) == pytest.approx((-bound, bound))
 
 
