@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from random_circuits import random_planted
+from random_circuits import expected_of, random_planted
 from scipy import stats
 
 import mless_interp as mi
@@ -343,7 +343,7 @@ def with_share(seed: int) -> tuple[mi.ground_truth.PlantedModel, mi.Head, str]:
 
 def others_named(planted: mi.ground_truth.PlantedModel, judged: mi.circuits.judge.Judged) -> bool:
     """Whether a head is named that was planted as nothing."""
-    nothing = {head for head, made in planted.expected.items() if made.verdict not in mi.circuits.judge.NAMED}
+    nothing = {head for head, made in expected_of(planted).items() if made.verdict not in mi.circuits.judge.NAMED}
     rare = set(planted.roles.rare)
     return any(head in nothing - rare for head in judged.found.heads)
 
@@ -854,12 +854,13 @@ def sensitivity_part(options: argparse.Namespace, page: Path | None) -> None:
     for at, circuit in enumerate(("plain", "mixed", "rows", "against")):
         planted = small_planted(circuit, 100 + 10 * at)
         made = planted_variants(planted, options.problems, seeds=(0, 1, 2))
-        wanted = {head: e.verdict for head, e in planted.expected.items() if e.verdict in mi.circuits.judge.NAMED}
+        expected = expected_of(planted)
+        wanted = {head: e.verdict for head, e in expected.items() if e.verdict in mi.circuits.judge.NAMED}
         for variant in made:
             if variant.found is None:
                 continue
             right = sum(variant.named.get(head) == kind for head, kind in wanted.items())
-            acts = [max(prevalence_of(variant.found, head, planted.expected[head].sense)) for head in wanted]
+            acts = [max(prevalence_of(variant.found, head, expected[head].sense)) for head in wanted]
             lowest = min(acts) / len(variant.found.total)
             others = sum(head not in wanted for head in variant.named)
             old = sums.setdefault(variant.name, [0, 0, 0, 0, 0, 1])

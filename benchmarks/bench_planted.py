@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from random_circuits import planted_examples
+from random_circuits import expected_of, planted_examples
 
 import mless_interp as mi
 
@@ -61,7 +61,7 @@ def one_model(planted: Any, n_problems: int) -> dict[str, Any]:
     got = {head: (kind, int(sense)) for head, kind, sense in zip(judged.heads, judged.kinds, judged.sense, strict=True)}
     wanted = {
         head: (made.verdict, made.sense)
-        for head, made in planted.expected.items()
+        for head, made in expected_of(planted).items()
         if made.verdict in mi.circuits.judge.NAMED
     }
     wrong = {head: (got[head], want) for head, want in wanted.items() if got[head] != want}

@@ -1,7 +1,8 @@
-"""Planted models drawn at random, of every kind of circuit: for benchmarks, and for the tests of the planted models."""
+"""Planted models drawn at random, of every kind of circuit, and what must be found: for benchmarks and tests."""
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mless_interp as mi
@@ -10,6 +11,45 @@ CIRCUITS = tuple(
     "plain, switched, any, all, any mediators, all mediators, against, rows, rare, relayed, mixed".split(", ")
 )
 """What `random_planted` can draw."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The verdict that a planted head must get, and its sense: +1 with the insertion's effect, -1 against it, or 0."""
+
+    verdict: str
+    sense: int = 1
+
+
+_EXPECTED = {
+    **dict.fromkeys(("reader", "relay", "recaller"), Expected("reader")),
+    "against": Expected("reader", -1),
+    "mediator": Expected("mediator"),
+    "conditional": Expected("conditional reader"),  # its sight alone brings nothing without the switch
+    "switch": Expected("necessary reader"),  # alone it brings nothing
+    "reader any": Expected("redundant reader"),
+    "mediator any": Expected("redundant mediator"),
+    "reader all": Expected("necessary reader"),
+    "mediator all": Expected("necessary mediator"),
+}
+"""All others are negligible: they write where nobody reads, nothing that changes with the span, in a few problems only, or in
+the rows of the span, which are the same in both runs."""
+
+
+def expected_of(planted: mi.ground_truth.PlantedModel) -> dict[mi.Head, Expected]:
+    """The verdict that every head must get in enough problems; without readers "undecided" (exact with `noise=0`, and for
+    `problems(swap=True)` under `logit_diff`). Where spans think (`recalls`), that of a span after the question."""
+    config, roles = planted.hf_model.config, planted.roles
+
+    def of(head: mi.Head) -> Expected:
+        if planted.settings["null"]:
+            return Expected("undecided", 0)
+        kind = "rare" if head in roles.rare else roles.kinds.get(head, "idle")
+        single = roles.combine == "sum" or (kind != "mediator" and (kind != "reader" or roles.mediators))
+        return _EXPECTED.get(kind if single else f"{kind} {roles.combine}", Expected("negligible", 0))
+
+    heads = [mi.Head(at, h) for at in range(config.num_hidden_layers) for h in range(config.num_attention_heads)]
+    return {head: of(head) for head in heads}
 
 
 def random_planted(seed: int, *, circuit: str = "plain", null: bool = False) -> mi.ground_truth.PlantedModel:

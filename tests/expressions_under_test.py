@@ -115,12 +115,11 @@ def m(marks: str) -> torch.Tensor:
 
 
 def cast(**asked: Any) -> list[Any]:
-    """Who plays what in a planted model, what each must show, and its share and gain."""
+    """Who plays what in a planted model, and its share and gain."""
     left_out = "readers mediators decoys copier n_layers conditional relayed recalls reads_from".split()
     given: Any = {**dict.fromkeys(left_out), "n_heads": 8, "null": False, "against": (), "combine": "sum", **asked}
     made = roles.Roles.fill(**given)
-    shown = {head: made.expected(head) for head in made.kinds}
-    return [made.kinds, made.n_layers, made.edges(), shown, made.threshold, *roles.shares_and_gains(made, 1)]
+    return [made.kinds, made.n_layers, made.edges(), made.threshold, *roles.shares_and_gains(made, 1)]
 
 
 def told(value: Any) -> str:

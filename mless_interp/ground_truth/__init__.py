@@ -7,7 +7,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     ["planted", "roles", "stand_ins", "tokenizer"],
     {
         "planted": ["PlantedModel", "planted_model"],
-        "roles": ["Expected"],
         "stand_ins": ["stand_in", "stand_in_problems"],
     },
 )

@@ -31,7 +31,7 @@ from ..core.heads import Head
 from ..patching.prepared import Settings
 from ..prompts.problems import Problem
 from ..runtime.checkpoint import plain
-from .roles import Expected, Roles, shares_and_gains
+from .roles import Roles, shares_and_gains
 from .tokenizer import EOS, PAD, Vocabulary, build_tokenizer, draw_records, draw_vocabulary
 from .weights import ROPE_THETA, PlantedWeights
 
@@ -54,31 +54,6 @@ class PlantedModel:
     def truth(self) -> dict[Head, str]:
         """Each planted head's kind."""
         return self.roles.kinds
-
-    @property
-    def readers(self) -> tuple[Head, ...]:
-        """The heads that read the span and whose effect adds up with all others'."""
-        return self.roles.readers
-
-    @property
-    def mediators(self) -> tuple[Head, ...]:
-        """The heads that carry on what readers wrote."""
-        return self.roles.mediators
-
-    @property
-    def decoys(self) -> Mapping[str, tuple[Head, ...]]:
-        """The heads that only look as if they carried the effect, by kind."""
-        return self.roles.decoys
-
-    @property
-    def expected(self) -> dict[Head, Expected]:
-        """The verdict that every head must get in enough problems; without readers "undecided" (exact with `noise=0`, and for
-        `problems(swap=True)` under `logit_diff`)."""
-        config = self.hf_model.config
-        heads = [Head(at, h) for at in range(config.num_hidden_layers) for h in range(config.num_attention_heads)]
-        if self.settings["null"]:
-            return dict.fromkeys(heads, Expected("undecided", 0))
-        return {head: self.roles.expected(head) for head in heads}
 
     @property
     def edges(self) -> dict[tuple[str, str], str]:

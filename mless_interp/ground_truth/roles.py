@@ -1,4 +1,4 @@
-"""Which heads of a planted model have which role, how much of the span's effect each carries, and what must be found."""
+"""Which heads of a planted model have which role, and how much of the span's effect each carries."""
 
 import random
 from collections.abc import Iterable, Mapping
@@ -18,29 +18,6 @@ ANSWER_ROW = ANSWER_PREFIX[-1]
 _MOST_MEDIATED = 0.8  # of what the readers before a mediator contribute, this much at most passes through mediators
 _AGAINST = 0.25  # of what all readers bring, this much each opposing reader takes back
 _RARE, _FREQUENT = 0.3, 0.9  # the share of problems that name one of some numbers: at most a few, at least nearly all
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The verdict that a planted head must get, and its sense: +1 with the insertion's effect, -1 against it, or 0."""
-
-    verdict: str
-    sense: int = 1
-
-
-_EXPECTED = {
-    **dict.fromkeys(("reader", "relay", "recaller"), Expected("reader")),
-    "against": Expected("reader", -1),
-    "mediator": Expected("mediator"),
-    "conditional": Expected("conditional reader"),  # its sight alone brings nothing without the switch
-    "switch": Expected("necessary reader"),  # alone it brings nothing
-    "reader any": Expected("redundant reader"),
-    "mediator any": Expected("redundant mediator"),
-    "reader all": Expected("necessary reader"),
-    "mediator all": Expected("necessary mediator"),
-}
-"""All others are negligible: they write where nobody reads, nothing that changes with the span, in a few problems only, or in
-the rows of the span, which are the same in both runs."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +80,6 @@ class Roles:
             found |= {(str(reader), str(mediator)): "v" for reader in fed}
         found |= {(str(switch), str(reader)): "q" for reader, switch in self.conditional.items()}
         return found | {(last, "logits"): ""}
-
-    def expected(self, head: Head) -> Expected:
-        """Return the verdict a head must get in most problems of a model with readers; where spans think (`recalls`), of one
-        that stands after the question."""
-        kind = "rare" if head in self.rare else self.kinds.get(head, "idle")
-        single = self.combine == "sum" or (kind != "mediator" and (kind != "reader" or self.mediators))
-        return _EXPECTED.get(kind if single else f"{kind} {self.combine}", Expected("negligible", 0))
 
     @classmethod
     def fill(cls, *, n_layers: int | None, n_heads: int, null: bool, **asked: Any) -> "Roles":

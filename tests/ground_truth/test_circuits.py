@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from models_under_test import planted_pairs, planted_problems
-from random_circuits import CIRCUITS, planted_examples
+from random_circuits import CIRCUITS, Expected, expected_of, planted_examples
 
 from mless_interp.circuits.judge import Judged, judge, measured
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel, planted_model
-from mless_interp.ground_truth.roles import Expected
 from mless_interp.ground_truth.stand_ins import Architecture, _random_model, stand_in_problems
 from mless_interp.ground_truth.tokenizer import build_tokenizer, draw_vocabulary
 from mless_interp.models.base import Model
@@ -111,7 +110,7 @@ def test_every_head_gets_the_declared_verdict(name: str, planted: dict[str, Plan
     made = planted[name]
     found = judged(made, 16)
     assert found.effect.established and found.effect.direction == made.settings["sign"]
-    assert differing(made.expected, found) == {}
+    assert differing(expected_of(made), found) == {}
 
 
 def number(weight: torch.Tensor) -> float:
@@ -121,14 +120,14 @@ def number(weight: torch.Tensor) -> float:
 
 def told(made: PlantedModel) -> dict[str, Any]:
     """All that a planted model declares, its problems, and a number for each of its weights."""
-    contrasts = {"content": {head: made.roles.expected(head) for head in made.expected}, "here": made.expected}
     return {
         "model": repr(made),
         "settings": {name: str(each) for name, each in made.settings.items()},
         "edges": [" ".join((*ends, part)) for ends, part in made.edges.items()],
         "expected": {
-            at: {str(head): [each.verdict, each.sense] for head, each in verdicts.items() if each != Expected("negligible", 0)}
-            for at, verdicts in contrasts.items()
+            str(head): [each.verdict, each.sense]
+            for head, each in expected_of(made).items()
+            if each != Expected("negligible", 0)
         },
         "problems": [repr(vars(each)) for each in made.problems(3, seed=2, n_clauses=(1, 2), swap=True)],
         "numbers": {str(head): share for head, share in made.shares.items()}
@@ -160,8 +159,9 @@ def test_prevalence_names_what_is_in_most_problems_and_not_what_is_in_a_few() ->
     settings = {"n_heads": 8, "n_key_value_heads": 2, "n_layers": 3}
     made = planted_model([A, B, C], [E], reads_from={A: ["13"], B: NUMBERS[:9]}, **settings)
     found = judged(made, 32)
-    assert differing(made.expected, found) == {}
-    assert (made.expected[A].verdict, made.expected[B].verdict) == ("negligible", "reader") and made.roles.rare == (A,)
+    expected = expected_of(made)
+    assert differing(expected, found) == {}
+    assert (expected[A].verdict, expected[B].verdict) == ("negligible", "reader") and made.roles.rare == (A,)
     named = np.array(["13" in problem.question.split() for problem in planted_problems(made, 32)])
     effect = found.effect.turned(measured(found.values, "z_removed"))[:, found.heads.index(A)] / np.abs(
         np.median(found.effect.total)
@@ -172,8 +172,8 @@ def test_prevalence_names_what_is_in_most_problems_and_not_what_is_in_a_few() ->
 @pytest.mark.slow
 def test_where_nothing_is_planted_no_head_is_named() -> None:
     silent = planted_model(null=True, noise=0.0, n_heads=8)
-    assert {each.verdict for each in silent.expected.values()} == {"undecided"}
-    assert differing(silent.expected, judged(silent, 16)) == {}
+    assert {each.verdict for each in expected_of(silent).values()} == {"undecided"}
+    assert differing(expected_of(silent), judged(silent, 16)) == {}
     for made in (planted_model(null=True, n_heads=8), planted_model(**{"n_heads": 8, **SMALL["switched"]})):
         # 5 % of the seeds have a tendency by chance
         swapped = judged(made, 24, outcome="logit_diff", swap=True, seed=1)
@@ -185,7 +185,7 @@ def test_where_nothing_is_planted_no_head_is_named() -> None:
 def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> None:
     (made,) = planted_examples(1, seed=seed)
     found = judged(made, 48, n_tokens=int(np.random.default_rng(seed).integers(8, 111)))
-    assert differing(made.expected, found) == {}
+    assert differing(expected_of(made), found) == {}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from models_under_test import QUIET, planted_problems
+from random_circuits import expected_of
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
@@ -32,7 +33,7 @@ def test_locating_gives_every_head_the_verdict_that_it_declares(contrast: str, s
     found = mi.locate_heads(
         model, pairs, contrast=contrast, outcome="logit_diff", n_control_draws=2, n_random_sets=5, **QUIET
     )
-    wanted = {head: each.verdict for head, each in made.expected.items()}
+    wanted = {head: each.verdict for head, each in expected_of(made).items()}
     if contrast == "computed":
         wanted = dict.fromkeys(wanted, "negligible") | COMPUTED
     assert dict(zip(found.heads, found.judged.kinds, strict=True)) == wanted

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from models_under_test import planted_problems
-from random_circuits import random_planted
+from random_circuits import expected_of, random_planted
 from test_circuits import behind_bridge, differing, judged
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,14 +25,16 @@ def encode(planted: PlantedModel, text: str) -> list[int]:
 
 def masses(planted: PlantedModel, values: np.ndarray, *kinds: str) -> np.ndarray:
     """The values `[head]` of the heads of these kinds."""
-    return np.array([v for head, v in zip(planted.expected, values, strict=True) if planted.truth.get(head) in kinds])
+    return np.array(
+        [v for head, v in zip(expected_of(planted), values, strict=True) if planted.truth.get(head) in kinds]
+    )
 
 
 def test_the_hardest_allowed_layout_keeps_every_head_above_the_threshold() -> None:
     readers = [Head(0, 0), Head(1, 1), Head(1, 2), Head(1, 3)]  # one reader alone feeds three mediators
     mediators = [Head(1, 4), Head(1, 5), Head(1, 6)]
     made = planted_model(readers, mediators, n_heads=8, n_key_value_heads=2)
-    assert differing(made.expected, judged(made, 12, n_tokens=110)) == {}
+    assert differing(expected_of(made), judged(made, 12, n_tokens=110)) == {}
 
 
 @pytest.mark.slow
