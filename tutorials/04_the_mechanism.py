@@ -113,7 +113,7 @@ for reading in ("paper_add", "code_replace"):
         read = list(range(len(answered.base) - answered.n_answer - 1, len(answered.base) - 1))
         target = torch.tensor(answered.base.ids[read[0] + 1 : read[-1] + 2])
         values = []
-        for edits in ({}, edited.edits(model, inputs, keys=[pair.id])):
+        for edits in ({}, edited.edits(model, keys=[pair.id])):
             logits = model.run(inputs.tokens, edits=edits, logits_at=read).logits[0]
             values.append(float(torch.log_softmax(logits.double(), -1).gather(-1, target[:, None]).sum()))
         change.append(values[1] - values[0])

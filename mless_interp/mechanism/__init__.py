@@ -1,7 +1,7 @@
 """The paper's mechanism, measurable: attention split into scale and bias, MLP activations, what spans hold, ARM."""
 
 from .activations import ActivationShift, activation_shift
-from .arm import ARM, ArmPlan
+from .arm import ARM
 from .decompose import AttentionDecomposition, decompose_attention
 from .mediation import Mediation, mediate
 from .span_reading import SpanReadings, read_span
@@ -9,7 +9,6 @@ from .span_reading import SpanReadings, read_span
 __all__ = [
     "ARM",
     "ActivationShift",
-    "ArmPlan",
     "AttentionDecomposition",
     "Mediation",
     "SpanReadings",

@@ -1,6 +1,5 @@
 """ARM, the paper's activation redistribution module, as a seeded edit of any layers on any backend."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,7 +15,7 @@ from ..data import paper_table
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.patterns import widened
 from ..models.base import Model
-from ..models.info import Edit, Inputs
+from ..models.info import Edit
 from ..models.sites import gate_edits
 from ..runtime.folders import savable
 from ..statistics import derive_generator
@@ -39,22 +38,6 @@ CODE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 """What the paper's code sets for a family of models beside c and p1."""
 
 GateActivations = Float[Tensor, "token d_mlp"]
-
-
-@dataclass(frozen=True, eq=False)
-class ArmPlan:
-    """What ARM would do to one prompt's activations, before anything is drawn; one group ("tensor") or one per token.
-
-    `threshold`: half the width of near zero (NaN where the fraction is given); `share` of activations inside it; `fraction`:
-    the clipped share that changes; `lower`, `upper`: ends of the range that is drawn from (of "code_replace" two magnitudes).
-    """
-
-    threshold: Float[Tensor, " group"]
-    share: Float[Tensor, " group"]
-    fraction: Float[Tensor, " group"]
-    lower: Float[Tensor, " group"]
-    upper: Float[Tensor, " group"]
-    selected: Bool[Tensor, "token d_mlp"]
 
 
 @savable
@@ -160,22 +143,33 @@ class ARM:
                 words.append(f"{each.name}={value if isinstance(value, str) else format(value, 'g')}")
         return f"ARM({', '.join([*words, f'seed {self.seed}'])})"
 
-    def plan(self, activations: GateActivations) -> ArmPlan:
-        """Return what would change in the activations of one prompt without padding, and between which bounds."""
+    def redistribute(self, activations: GateActivations, *, generator: torch.Generator) -> GateActivations:
+        """Return the redistributed activations of one prompt without padding; `ValueError` for any that are infinite or NaN."""
         if not bool(torch.isfinite(activations).all()):
             raise ValueError("ARM needs finite activations; some are infinite or NaN")
         values = widened(activations)
+        selected, lower, upper = self._plan(values)
+        # one number per element, used or not, so an element's draw depends on its place alone
+        draws = torch.rand(activations.shape, generator=generator, dtype=torch.float32).to(values)
+        if self.reading == "paper_add":
+            new = values + lower + draws * (upper - lower)
+        else:
+            new = torch.where(values < 0, -draws * lower, draws * upper)
+        return torch.where(selected, new.to(activations.dtype), activations)
+
+    def _plan(
+        self, values: GateActivations
+    ) -> tuple[Bool[Tensor, "token d_mlp"], Float[Tensor, "group 1"], Float[Tensor, "group 1"]]:
+        """Choose what changes, and between which bounds ("code_replace": two magnitudes): one group, or one per token."""
         groups = values.reshape(1, -1) if self.scope == "tensor" else values
         n = groups.shape[-1]
         size = groups.abs()
         if self.fraction == "direct":
-            threshold = share = size.new_full(size.shape[:1], torch.nan)
-            fraction = torch.full_like(share, self.c, dtype=torch.float64)
+            fraction = size.new_full(size.shape[:1], self.c, dtype=torch.float64)
         else:
-            threshold = arm_threshold(groups, c=self.c, absolute=self.mad == "absolute")
-            near = size <= threshold[:, None] if self.reading == "paper_add" else size < threshold[:, None]
-            share = near.sum(-1).double() / n
-            fraction = (self.k * share).clamp(self.p_min, self.p_max)
+            threshold = arm_threshold(groups, c=self.c, absolute=self.mad == "absolute")[:, None]
+            near = size <= threshold if self.reading == "paper_add" else size < threshold
+            fraction = (self.k * (near.sum(-1).double() / n)).clamp(self.p_min, self.p_max)
         if self.selection == "quantile":
             bars = [quantile(row, q=float(f)) for row, f in zip(size, fraction, strict=True)]
             selected = size <= torch.stack(bars)[:, None]
@@ -185,63 +179,29 @@ class ARM:
         lower = groups.amin(-1)
         if self.reading == "code_replace":
             lower = lower.clamp(max=0).abs()
-        return ArmPlan(threshold, share, fraction, lower, upper, selected.reshape(activations.shape))
-
-    def redistribute(self, activations: GateActivations, *, generator: torch.Generator) -> GateActivations:
-        """Return the redistributed activations of one prompt without padding; `ValueError` for any that are infinite or NaN."""
-        plan, values = self.plan(activations), widened(activations)
-        # one number per element, used or not, so an element's draw depends on its place alone
-        draws = torch.rand(activations.shape, generator=generator, dtype=torch.float32).to(values)
-        lower, upper = plan.lower[:, None], plan.upper[:, None]  # one group for all tokens, or one per token
-        if self.reading == "paper_add":
-            new = values + lower + draws * (upper - lower)
-        else:
-            new = torch.where(values < 0, -draws * lower, draws * upper)
-        return torch.where(plan.selected, new.to(activations.dtype), activations)
+        return selected.reshape(values.shape), lower[:, None], upper[:, None]
 
     def generator(self, key: object, *, layer: int = 0, step: int = 0) -> torch.Generator:
         """Return the CPU generator of one prompt (`key`: its problem's id, say), layer and decode step (0: the prefill)."""
         number = derive_generator(self.seed, "arm", key, layer, step).integers(2**63 - 1)
         return torch.Generator().manual_seed(int(number))
 
-    def edits(
-        self,
-        model: Model,
-        inputs: Inputs | Int[Tensor, "..."],
-        *,
-        keys: Sequence[object] | None = None,
-        n_prompt: int | None = None,
-        step: int = 0,
-    ) -> dict[str, Edit]:
-        """Return the edits of one `Model.run` on these inputs; equal on every backend up to its own rounding.
+    def edits(self, model: Model, *, keys: Sequence[object]) -> dict[str, Edit]:
+        """Return the edits of one `Model.run` on prompts without padding; equal on every backend up to its own rounding.
 
-        keys : one per row, what its draws are keyed by (a problem's id); None takes the prompt's own token ids.
-        n_prompt : how many tokens are the prompt; each later one is then a decode step of its own (step 1, 2, ...), as
-            if it had been generated. None: all tokens are the prompt.
-        step : the inputs are the tokens of this decode step alone (with `keys`); 0: a prompt.
+        keys : one per row of the batch, what its draws are keyed by (a problem's id).
         """
-        tokens = inputs.tokens if isinstance(inputs, Inputs) else inputs
-        tokens = tokens[None] if tokens.dim() == 1 else tokens
-        n_tokens = tokens.shape[1]
-        prompt = n_tokens if n_prompt is None else n_prompt
-        gates = {layer: model.gated_mlp(layer) for layer in self.layers}
-        if keys is None:
-            keys = [hashlib.sha256(repr(row[:prompt].tolist()).encode()).hexdigest() for row in tokens]
-        if step and self.prefill_only:
-            return {}
-        later_tokens = [] if self.prefill_only else range(prompt, n_tokens)
-        parts = [slice(prompt), *(slice(at, at + 1) for at in later_tokens)]
 
-        def redistribute(layer: int, activations: Tensor) -> Tensor:
-            changed = activations.clone()
-            for row, key in enumerate(keys):
-                for later, part in enumerate(parts):
-                    draws = self.generator(key, layer=layer, step=step + later)
-                    changed[row, part] = self.redistribute(activations[row, part], generator=draws)
-            return changed
+        def redistribute(layer: int, activations: Float[Tensor, "row token d_mlp"]) -> Tensor:
+            rows = zip(activations, keys, strict=True)
+            return torch.stack(
+                [self.redistribute(row, generator=self.generator(key, layer=layer)) for row, key in rows]
+            )
 
-        made = (gate_edits(layer, gate, partial(redistribute, layer)) for layer, gate in gates.items())
-        return {name: edit for edits in made for name, edit in edits.items()}
+        edits: dict[str, Edit] = {}
+        for layer in self.layers:
+            edits |= gate_edits(layer, model.gated_mlp(layer), partial(redistribute, layer))
+        return edits
 
 
 def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> Bool[Tensor, "group n"]:

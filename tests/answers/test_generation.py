@@ -1,6 +1,7 @@
 """Completions: batched as single, the cache as whole forward passes, every row by its own random numbers."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
 from mless_interp.models.info import Inputs, ModelError
+from mless_interp.models.sites import gate_edits
 from mless_interp.patching.interventions import Knockout, run_edits
 from mless_interp.prompts.pairs import PromptPair
 
@@ -100,6 +102,16 @@ def test_a_batched_knockout_is_that_of_whole_passes(backend: str, model: Model) 
         assert float(change.abs().max()) > 1e-2, "the knockout does something here"
 
 
+def redrawn(arm: ARM, request: Request, layer: int, activations: torch.Tensor) -> torch.Tensor:
+    """ARM by hand: the prompt is one tensor, and each later token one of its own."""
+    n, after = len(request.prompt), 0 if arm.prefill_only else activations.shape[1] - len(request.prompt)
+    changed = activations.clone()
+    for step, part in enumerate([slice(n), *(slice(n + at, n + at + 1) for at in range(after))]):
+        draws = arm.generator(request.key, layer=layer, step=step)
+        changed[0, part] = arm.redistribute(activations[0, part], generator=draws)
+    return changed
+
+
 @pytest.mark.parametrize(("architecture", "prefill_only"), [("qwen2", False), ("gemma3", True)])
 @pytest.mark.parametrize(("backend", "attention"), BACKENDS_HERE)
 def test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step(
@@ -111,8 +123,10 @@ def test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step(
     for request in requests:
         completion = found[request.key]
         tokens = torch.tensor([request.prompt + completion.tokens])
-        edits = arm.edits(model, tokens, keys=[request.key], n_prompt=len(request.prompt))
-        expected = whole(model, request, completion, edits=edits)
+        edits = [
+            gate_edits(layer, model.gated_mlp(layer), partial(redrawn, arm, request, layer)) for layer in arm.layers
+        ]
+        expected = whole(model, request, completion, edits={**edits[0], **edits[1]})
         torch.testing.assert_close(completion.logits, expected, atol=5e-4, rtol=1e-4)
         unedited = whole(model, request, completion)
         assert float((expected - unedited).abs().max()) > 1e-2, "ARM does something here"

@@ -1,7 +1,5 @@
 """ARM against a slow, literal reference; its edits on every backend; the published settings."""
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ from conftest import ONE_OF_EACH
 from models_under_test import pairs_for
 
 from mless_interp.mechanism import ARM
+from mless_interp.metrics.activations import arm_threshold, near_zero_fraction
 from mless_interp.models.base import Model
 from mless_interp.models.sites import site
 
@@ -90,11 +89,12 @@ def test_it_equals_the_slow_reference_element_by_element(reading: str, scope: st
 
 def test_the_worked_example_of_methods_13_changes_only_the_zero() -> None:
     arm = ARM(c=0.13, p1=95, reading="code_replace")
-    plan = arm.plan(EXAMPLE)
-    assert plan.threshold.item() == pytest.approx(0.0096369, abs=1e-8)
-    assert plan.share.item() == 0.125 and plan.fraction.item() == 0.125
-    assert plan.upper.item() == pytest.approx(0.825) and plan.lower.item() == 0.2
-    assert plan.selected.nonzero().tolist() == [[0, 2]]
+    threshold = float(arm_threshold(EXAMPLE.flatten(), c=0.13))
+    assert threshold == pytest.approx(0.0096369, abs=1e-8)
+    assert near_zero_fraction(EXAMPLE.flatten(), threshold=threshold) == 0.125
+    selected, lower, upper = arm._plan(EXAMPLE)
+    assert upper.item() == pytest.approx(0.825) and lower.item() == 0.2
+    assert selected.nonzero().tolist() == [[0, 2]]
     for seed in range(50):
         made = arm.redistribute(EXAMPLE, generator=seeded(seed))
         same = made == EXAMPLE
@@ -110,7 +110,7 @@ def test_shape_dtype_and_input_are_kept_and_only_the_selected_change(dtype: torc
     made = arm.redistribute(a, generator=seeded())
     assert torch.equal(a, before) and torch.equal(torch.get_rng_state(), state)
     assert made.dtype == dtype and made.shape == a.shape and made.data_ptr() != a.data_ptr()
-    selected = arm.plan(a).selected
+    selected = arm._plan(a.float())[0]
     assert torch.equal(made[~selected], a[~selected])
     assert (made != a)[selected].float().mean() > (0.9 if dtype in (torch.bfloat16, torch.float16) else 0.999)
 
@@ -124,46 +124,17 @@ def test_edits_put_the_redistributed_gate_into_the_product(backend: str, model: 
     arm = ARM(c=0.3, p1=99, layers=(0, 2))
     pre, linear = site(0, "mlp.hook_pre"), site(0, "mlp.hook_pre_linear")
     plain = model.run(inputs.tokens, capture={pre: None, linear: None, **dict.fromkeys(POSTS)}).captured
-    edits = arm.edits(model, inputs, keys=["p0"])
+    edits = arm.edits(model, keys=["p0"])
     edited = model.run(inputs.tokens, edits=edits, capture=dict.fromkeys(POSTS))
     gate = model.gated_mlp(0).activation(plain[pre])[0]
     made = arm.redistribute(gate, generator=arm.generator("p0"))
     torch.testing.assert_close(edited.captured[POSTS[0]][0], made * plain[linear][0], rtol=1e-5, atol=1e-6)
-    unchanged = ~arm.plan(gate).selected
+    unchanged = ~arm._plan(gate)[0]
     assert torch.equal(edited.captured[POSTS[0]][0][unchanged], plain[POSTS[0]][0][unchanged])
     assert not torch.equal(edited.captured[POSTS[1]], plain[POSTS[1]])  # what layer 0 wrote reaches layer 1
     again = model.run(inputs.tokens, edits=edits, capture=dict.fromkeys(POSTS))
     assert all(torch.equal(again.captured[name], edited.captured[name]) for name in POSTS)
     after = model.run(inputs.tokens, capture=dict.fromkeys(POSTS)).captured
     assert all(torch.equal(after[name], plain[name]) for name in POSTS)  # nothing stays behind
-
-
-def test_decode_steps_are_tensors_of_their_own(model: Model) -> None:
-    inputs = pairs_for(model)[0].condition("base")
-    n = inputs.n_tokens - 3
-    arm = ARM(c=0.3, p1=99)
-    captured = {site(0, "mlp.hook_pre"): None, site(0, "mlp.hook_pre_linear"): None}
-    seen = model.run(inputs.tokens, capture=captured).captured
-    gate, linear = torch.nn.functional.silu(seen[site(0, "mlp.hook_pre")]), seen[site(0, "mlp.hook_pre_linear")]
-
-    def post(arm: ARM, key: str | None = "x", **options: object) -> torch.Tensor:
-        edits = arm.edits(model, inputs, keys=key and [key], **options)
-        return model.run(inputs.tokens, edits=edits, capture={POSTS[0]: None}).captured[POSTS[0]][0]
-
-    made = post(arm, n_prompt=n)
-    parts = [arm.redistribute(gate[0, :n], generator=arm.generator("x"))]
-    for step in (1, 2, 3):
-        token = gate[0, n + step - 1 : n + step]
-        parts.append(arm.redistribute(token, generator=arm.generator("x", step=step)))
-    torch.testing.assert_close(made, torch.cat(parts) * linear[0], rtol=1e-5, atol=1e-6)
-
-    own = hashlib.sha256(repr(inputs.tokens[0, :n].tolist()).encode()).hexdigest()
-    assert torch.equal(post(arm, None, n_prompt=n), post(arm, own, n_prompt=n)), "keyed by the prompt's own tokens"
-    only = ARM(c=0.3, p1=99, prefill_only=True)
-    prefill = post(only, n_prompt=n)
-    assert torch.equal(prefill[:n], made[:n]) and torch.equal(prefill[n:], (gate * linear)[0, n:])
-    assert only.edits(model, inputs, keys=["x"], step=2) == {}
     with pytest.raises(ValueError, match="layer 7 is out of range"):
-        ARM(c=0.1, p1=99, layers=(7,)).edits(model, inputs)
-    step = arm.edits(model, inputs.tokens[:, -1:], keys=["x"], step=3)[POSTS[0]]
-    assert step is not None
+        ARM(c=0.1, p1=99, layers=(7,)).edits(model, keys=["p0"])

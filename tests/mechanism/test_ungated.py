@@ -75,12 +75,12 @@ def test_arm_is_a_hook_on_hugging_face_s_activation(name: str, backend: str) -> 
     expected = hooked(name, layer, tokens, lambda out: arm.redistribute(out[0], generator=draw())[None])
     post = site(layer, "mlp.hook_post")
     before = model.run(tokens, capture={post: None})
-    found = model.run(tokens, edits=arm.edits(model, tokens, keys=["p0"]), capture={post: None})
+    found = model.run(tokens, edits=arm.edits(model, keys=["p0"]), capture={post: None})
     assert float((found.logits - expected).abs().max()) < 2e-4
     assert float((expected - before.logits).abs().max()) > 1e-2, "ARM does something here"
     if name != "Phi-3":  # which has a gate
         old, new = before.captured[post][0], found.captured[post][0]
-        selected = arm.plan(old).selected
+        selected = arm._plan(old)[0]
         torch.testing.assert_close(new, arm.redistribute(old, generator=draw()), rtol=1e-5, atol=1e-6)
         assert torch.equal(new[~selected], old[~selected]) and not torch.equal(new[selected], old[selected])
     assert torch.equal(model.run(tokens).logits, before.logits), "nothing stays behind"
@@ -111,7 +111,7 @@ def test_experts_share_no_activation(name: str, backend: str) -> None:
     for doing in (
         lambda: activation_shift(model, pairs, layer=1, progress=False),
         lambda: mediate(model, pairs, layer=1, progress=False),
-        lambda: arm.edits(model, torch.tensor([[1, 2, 3]])),
+        lambda: arm.edits(model, keys=["p0"]),
         lambda: generate_completions(model, [Request(pairs[0].inserted.ids, "p")], max_new_tokens=1, arm=arm),
     ):
         with pytest.raises(ModelError, match=words):
