@@ -134,7 +134,7 @@ OTHERWISE: dict[str, Callable[..., Result]] = {
     "shift_otherwise": asking(mi.activation_shift, layer=1, contrasts=("held", "total"), c=0.3, q=0.2, bins=7),
     "decomposition_beside_words": asking(mi.decompose_attention, layers=[1], contrasts=("held",), **SPREAD),
     "decomposition_beside_commas": asking(mi.decompose_attention, layers=[0], contrasts=("total",), control=COMMAS),
-    "mediation_deeper": asking(mi.mediate, layer=1, contrast="held", direction="denoising", c=0.3, q=0.3, **PROBABLE),
+    "mediation_deeper": asking(mi.mediate, layer=1, c=0.3, q=0.3, **PROBABLE),
     "span_behind": behind(mi.read_span, n_blocks=4, smallest_margin=0.5),
     "curve_of_spans": behind(mi.circuit_curve, "L1H5 L0H6", n_random=2, chosen_elsewhere=True, **COMPUTED),
     "curve_of_exchanged": asking(mi.circuit_curve, "exchanged", "L1H1", n_random=1, contrast="replaced"),

@@ -293,10 +293,10 @@ def decomposed(
 
 def mediated(n: int = 6) -> mi.Mediation:
     """Scale does nothing, bias everything, in layer 0."""
-    row = np.array([1.0, 1.4, 1.0, 1.0, 1.4, 1.4, 1.4])  # without, with, reference, scale, bias, both, patched
+    row = np.array([1.0, 1.4, 1.0, 1.0, 1.4, 1.4])  # without, with, reference, scale, bias, both
     readings = (*READINGS, "outcome")
     values = np.arange(1.0, 1 + len(readings))[:, None] * row + spread(n)[:, None, None] * row
-    settings = SETTINGS | {"layer": 0, "all_heads": True, "contrast": "content", "direction": "noising"}
+    settings = SETTINGS | {"layer": 0, "all_heads": True}
     return mi.Mediation(problems(n), readings, ARMS, values, "nats", settings=settings)
 
 
@@ -699,7 +699,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "Transplant, not established": lambda: transplanted(0.0),
     "AttentionDecomposition of few": lambda: decomposed(n=6),
     "Mediation of a deeper layer": lambda: replace(
-        mediated(8), settings=SETTINGS | {"layer": 1}, values=mediated(8).values * [1, 1, 1, 0.9, 1, 1.2, 1.5]
+        mediated(8), settings=SETTINGS | {"layer": 1}, values=mediated(8).values * [1, 1, 1, 0.9, 1, 1.2]
     ),
     "ActivationShift of few": lambda: activations(n=3),
     "SpanReadings, nothing readable": lambda: readable(0.0),

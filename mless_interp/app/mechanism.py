@@ -16,12 +16,10 @@ class Options(Inserting):
     layers: str | None = None
     layer: int = option(0, "The layer of MLP and mediation, zero-based (the paper speaks of the first).", min=0)
     contrast: Literal["content", "held"] = option(
-        "content", f"What is drawn: {as_words({name: CONTRASTS[name] for name in DRAWN})}. For the MLP: content."
+        "content",
+        f"What is drawn: {as_words({name: CONTRASTS[name] for name in DRAWN})}. Of MLP and mediation: content.",
     )
     control: bool = option(True, "Compare lambda with random words of the same length.", "--control/--no-control")
-    direction: Literal["denoising", "noising"] = option(
-        "noising", "Mediation: noising adds the parts, denoising removes them."
-    )
     outcome: str = "answer_logprob"
     c: float = option(0.13, "Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.", min=1e-9)
     out: Path = Path("results/mechanism")
@@ -39,8 +37,8 @@ def compute(options: Options) -> Computed:
 
     model, (pairs,) = options.begin(questions)
     heads = options.heads_of((model.info.n_layers, model.info.n_heads))
-    common, how = options.chosen("layer", "c") | options.common, options.chosen("contrast", "direction", "outcome")
-    mediated = mediate(model, pairs, checkpoint=folder / "mediation.jsonl", **how, **common)
+    common = options.chosen("layer", "c") | options.common
+    mediated = mediate(model, pairs, outcome=options.outcome, checkpoint=folder / "mediation.jsonl", **common)
     shift = activation_shift(model, pairs, checkpoint=folder / "activations.jsonl", **common)
     how = {"contrasts": tuple(dict.fromkeys((contrast, "total", *DRAWN))), "checkpoint": folder / "decomposition.jsonl"}
     if options.control and pairs[0].insertion.kind != "random_sentence":

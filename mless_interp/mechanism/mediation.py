@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, checked, one_of
+from ..core.arguments import Arguments, checked
 from ..core.heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.patterns import widened
@@ -17,25 +17,21 @@ from ..models.base import Model
 from ..models.sites import Held, attention_sites, extension_of, site
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Measured, Prepared, prepare, single
-from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.base_result import interval_columns, limits_of, place_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..statistics import defined_mean, holm, median_interval, sign_test
-from .activations import PARALLEL, check_widths, near_zero
-from .decompose import DECOMPOSED, Read
+from .activations import check_widths, near_zero
+from .decompose import Read
 
-MEDIATED = {name: contrast for name, contrast in DECOMPOSED.items() if contrast.same_positions}
-"""Contrasts without any shift of positions: all of the change is scale and bias (and what upstream layers changed)."""
-EDITED: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "reference": lambda old, new, lam, sigma: old,
-    "scale": lambda old, new, lam, sigma: lam * old,
-    "bias": lambda old, new, lam, sigma: old + sigma,
-    "both": lambda old, new, lam, sigma: lam * old + sigma,
-    "patched": lambda old, new, lam, sigma: new,
+EDITED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "reference": lambda z, lam, sigma: z,
+    "scale": lambda z, lam, sigma: lam * z,
+    "bias": lambda z, lam, sigma: z + sigma,
+    "both": lambda z, lam, sigma: lam * z + sigma,
 }
-"""The arms that are edited, as head outputs from z (`old`), z' (`new`), lambda and Sigma."""
+"""The arms that are edited, as head outputs from z without the span, lambda and Sigma."""
 ARMS = ("without", "with", *EDITED)
 """Both unedited runs, and the edited ones."""
 READINGS = {
@@ -49,7 +45,6 @@ EFFECTS: dict[str, dict[str, int]] = {
     "bias": {"bias": 1, "reference": -1},
     "both": {"both": 1, "reference": -1},
     "interaction": {"both": 1, "scale": -1, "bias": -1, "reference": 1},
-    "rest": {"patched": 1, "both": -1},
     "total": {"with": 1, "without": -1},
 }
 """Effect -> the arms that it adds and takes away."""
@@ -67,7 +62,7 @@ class Mediation(Measured):
     picture = "mediation"
     columns = columns_of("""
         reading | reading | | what is read: the outcome, or a metric of the gate activations
-        effect | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
+        effect | part | | scale, bias, both, interaction (both - scale - bias), or total
         before | without the span | level | mean over problems
         mean | mean change | | mean over problems
         n_up | rise in | | problems in which it rises
@@ -128,16 +123,11 @@ class Mediation(Measured):
         apart = table[(table["effect"] == "interaction") & (table["p_corrected"] < self.level)]
         for _, row in apart.iterrows():
             found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
-        edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")
-        if len(edits) and not edits[["n_up", "n_down"]].any(axis=None):
-            found.append(f"No edit of attention moves this layer's activations beyond rounding: {PARALLEL} none can.")
         return found
 
     def printed(self) -> pd.DataFrame:
         columns = ["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down", "n", "p_corrected"]
-        table = self.table().query("reading == @self.readings[-1]")[columns]
-        # in layer 0 the rest is an identity
-        return table if self.settings.get("layer") else table[table["effect"] != "rest"]
+        return self.table().query("reading == @self.readings[-1]")[columns]
 
 
 def _with_interval(row: pd.Series) -> str:
@@ -151,8 +141,6 @@ def mediate(
     *,
     layer: int = 0,
     heads: Iterable[Head | str] | None = None,
-    contrast: str = "content",
-    direction: str = "noising",
     outcome: str | Outcome = "answer_logprob",
     c: float = 0.13,
     q: float = 0.1,
@@ -163,15 +151,13 @@ def mediate(
     r"""Give a layer's heads only the scale, only the bias, or both parts of the change that an inserted span makes.
 
     $$ \text{scale}: z \leftarrow \lambda_i z_i, \qquad \text{bias}: z \leftarrow z_i + \Sigma_i, \qquad
-       \text{both}: z \leftarrow \lambda_i z_i + \Sigma_i, \qquad \text{patched}: z \leftarrow z'_i $$
+       \text{both}: z \leftarrow \lambda_i z_i + \Sigma_i $$
 
     at every token after the insertion, all `heads` of `layer` (default: all of it) together, and read the same layer's MLP
-    activations at the tokens that both prompts have, and the outcome. Effects are against `reference` ($z \leftarrow z_i$) in
-    the same run; interaction = both - scale - bias; rest = patched - both (0 in layer 0).
+    activations at the tokens that both prompts have, and the outcome. z and the edited run are those that cannot see the span
+    ("masked"), so that only what is added here acts; lambda and Sigma are those of the run that sees it. Effects are against
+    `reference` ($z \leftarrow z_i$) in the same run; interaction = both - scale - bias.
 
-    contrast : "content" (masked -> inserted) or "held" (base -> held); z is the first run's, z' and Sigma the second's.
-    direction : the run that is edited. "noising": the one that cannot see the span, so that only what is added here
-        acts; "denoising": the one with the span, so that what is *missing* here acts and later layers still read it.
     outcome : one with a sign.
     c, q : near zero, as in `activation_shift`; there is no rule for these numbers.
     checkpoint, progress : as in `patch_heads`.
@@ -180,8 +166,6 @@ def mediate(
     Raises `ModelError` for experts and where queries and keys cannot be had as they enter the scores.
     Source: methods §5 (mediation); arXiv 2510.01032, section 3, whose claims are made of scale and bias together.
     """
-    between = one_of(contrast, MEDIATED, "contrast")
-    one_of(direction, DIRECTIONS, "direction")
     check_widths(c=c, q=q)
     model.info.check_layer(layer)
     chosen = model.info.chosen(heads, None if heads is not None else [layer], what="mediate")
@@ -192,10 +176,9 @@ def mediate(
     prepared = prepare(model, pairs, outcome, signed_for="mediation")
     for pair in prepared.pairs:
         pair.one_block("mediation, which edits the rows after the span,")
-    settings = {"layer": layer, "gated": gate.gated, "contrast": contrast, "direction": direction, "c": c, "q": q}
+    settings = {"layer": layer, "gated": gate.gated, "c": c, "q": q}
     settings |= {"heads": [str(head) for head in chosen], "all_heads": len(chosen) == model.info.n_heads}
-    receiving = between.clean if direction == "noising" else between.corrupted
-    runs = (between.clean, between.corrupted, "base", *[receiving] * len(EDITED))
+    runs = ("masked", "inserted", "base", *["masked"] * len(EDITED))
     numbers = [head.head for head in chosen]
     attention, mlp = attention_sites(layer, "rot_q", "rot_k", "v"), site(layer, "mlp.hook_pre")
 
@@ -209,11 +192,11 @@ def mediate(
             query, key, value = (whole[1:2] for whole in held.take(*attention))
             seen, rule = visible[1:2].to(z.device), model.attention_rule(layer)
             read = Read.of(query, key, value, seen, rule, span=answered.span_mask)
-            old, new = (widened(z[row, stop:].transpose(0, 1)) for row in (0, 1))
+            old = widened(z[0, stop:].transpose(0, 1))
             lam, sigma = read.lam[..., None].to(old), read.sigma.to(old)
             edited = z.clone()
             for row, arm in enumerate(EDITED.values(), start=3):
-                changed = arm(old, new, lam, sigma).transpose(0, 1)
+                changed = arm(old, lam, sigma).transpose(0, 1)
                 edited[row, stop:, numbers] = changed[:, numbers].to(z.dtype)
             return edited
 

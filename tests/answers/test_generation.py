@@ -122,7 +122,6 @@ def test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step(
     found = with_logits(model, requests, max_new_tokens=5, arm=arm)
     for request in requests:
         completion = found[request.key]
-        tokens = torch.tensor([request.prompt + completion.tokens])
         edits = [
             gate_edits(layer, model.gated_mlp(layer), partial(redrawn, arm, request, layer)) for layer in arm.layers
         ]

@@ -21,11 +21,10 @@ ASKED: dict[str, tuple[str, Calls]] = {
         })},
     ),
     "mechanism": (
-        f"{QUICK} --layer 1 --layers 1 --contrast held --direction denoising --outcome answer_prob --c 0.2",
+        f"{QUICK} --layer 1 --layers 1 --contrast held --outcome answer_prob --c 0.2",
         {
             "mechanism.mediate": ("Mediation", {
-                "layer": 1, "c": 0.2, "contrast": "held", "direction": "denoising", "outcome": "answer_prob",
-                "checkpoint": "mediation.jsonl",
+                "layer": 1, "c": 0.2, "outcome": "answer_prob", "checkpoint": "mediation.jsonl",
             }),
             "mechanism.activation_shift": ("ActivationShift", {"layer": 1, "c": 0.2, "checkpoint": "activations.jsonl"}),
             "mechanism.decompose_attention": ("AttentionDecomposition", {

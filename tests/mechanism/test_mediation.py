@@ -5,6 +5,7 @@ import pytest
 import torch
 from conftest import ONE_OF_EACH
 from models_under_test import pairs_for, planted_here, planted_pairs
+from test_decompose import layer_of
 
 from mless_interp.core.heads import Head
 from mless_interp.mechanism import Mediation, mediate
@@ -12,66 +13,60 @@ from mless_interp.mechanism.mediation import ARMS, EFFECTS
 from mless_interp.metrics.activations import mean_absolute, median_variance
 from mless_interp.models.base import Model
 from mless_interp.models.sites import site
-from mless_interp.patching.interventions import Intervention, Knockout, KnockoutZero, PatchZ, RestoreScale, run_edits
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.prompts.pairs import PromptPair
 
 ACTIVATIONS = ("near_zero_arm", "near_zero_quantile", "mean", "mean_absolute", "variance")
 
 
-@pytest.mark.parametrize("contrast", ["content", "held"])
 @pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
-def test_in_the_first_layer_both_is_the_whole_change(backend: str, model: Model, contrast: str) -> None:
-    found = mediate(model, pairs_for(model, n_tokens=9, count=2), contrast=contrast, progress=False)
+def test_in_the_first_layer_both_is_the_whole_change(backend: str, model: Model) -> None:
+    found = mediate(model, pairs_for(model, n_tokens=9, count=2), progress=False)
     loose = {"near_zero_arm": 2e-4, "near_zero_quantile": 2e-4}  # one activation of 5000 may cross the threshold
     for reading in ACTIVATIONS:
         off = loose.get(reading, 1e-5)
         assert found.effect(reading, "both") == pytest.approx(found.effect(reading, "total"), abs=off)
-        assert found.effect(reading, "rest") == pytest.approx(0, abs=off)
         assert np.abs(found.effect(reading, "scale")).max() > 1e-4, "the parts are not nothing"
-    assert found.effect("outcome", "rest") == pytest.approx(0, abs=1e-4)
     apart = found.effect("outcome", "both") - found.effect("outcome", "total")
     assert np.abs(apart).max() > 1e-4, "later layers read too"
     assert found.of("outcome", "reference") == pytest.approx(found.of("outcome", "without"), abs=1e-5)
 
 
-def outcome_under(
-    model: Model, pair: PromptPair, intervention: Intervention, heads: list[Head], receiving: str, donor: str
-) -> tuple[float, torch.Tensor]:
-    """Outcome and gate pre-activations of a whole run with one intervention on these heads."""
-    inputs = pair.condition(receiving)
-    start = pair.span[1]
-    given = model.record(pair.condition(donor), start=start)
-    edits = run_edits(model, inputs, intervention, heads, span=pair.span_mask[None], start=start, donor=given)
-    name = site(heads[0].layer, "mlp.hook_pre")
-    outcome = OUTCOMES["answer_logprob"]
-    read = [len(pair.inserted) - back for back in outcome.reads(pair)]
-    result = model.run(inputs, edits=edits, capture={name: None}, logits_at=read)
-    return float(outcome.value(result.logits, pair, None)[0]), result.captured[name][0]
+def parts_by_hand(model: Model, pair: PromptPair, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """lambda `[row, head, 1]` and Sigma `[row, head, d_head]` after the span, from the model's own pattern and values."""
+    inputs, rows = pair.condition("inserted"), slice(pair.span[1], None)
+    pattern = layer_of(model, inputs, layer, "attn.hook_pattern")[0][:, rows]
+    values = layer_of(model, inputs, layer, "attn.hook_v")[0].repeat_interleave(
+        model.info.n_heads // model.info.n_key_value_heads, 1
+    )
+    kept = torch.where(pair.span_mask, 0, pattern).sum(-1) / pattern.sum(-1)
+    return kept.T[..., None], torch.einsum("hij,jhd->ihd", torch.where(pair.span_mask, pattern, 0), values)
 
 
 @pytest.mark.parametrize(("architecture", "layer"), [("qwen2", 0), ("gemma3", 0), ("llama", 1)])
-def test_arms_are_the_interventions_of_methods_6(model: Model, layer: int) -> None:
-    """restore_scale leaves the bias; in layer 0 knockout_zero leaves the scale and knockout nothing; a z patch is a z patch."""
+def test_arms_are_the_formulas_of_methods_5(model: Model, layer: int) -> None:
     bare = pairs_for(model, n_tokens=9)[0]
-    heads = [Head(layer, head) for head in (1, 2, 6)]
-    taken = mediate(model, [bare], layer=layer, heads=heads, direction="denoising", progress=False)
-    added = mediate(model, [bare], layer=layer, heads=heads, direction="noising", progress=False)
-    cases: list[tuple[Mediation, str, Intervention]] = [
-        *((taken, "bias", RestoreScale()), (taken, "reference", PatchZ()), (added, "patched", PatchZ())),
-        *([(taken, "scale", KnockoutZero()), (taken, "reference", Knockout())] if layer == 0 else []),
-    ]
-    gate = model.gated_mlp(layer).activation
+    heads = [1, 2, 6]
+    found = mediate(model, [bare], layer=layer, heads=[Head(layer, head) for head in heads], progress=False)
+    gate, outcome = model.gated_mlp(layer).activation, OUTCOMES["answer_logprob"]
     pair = bare.answered("answer")
-    for found, arm, intervention in cases:
-        ends = ("inserted", "masked") if found is taken else ("masked", "inserted")
-        outcome, pre = outcome_under(model, pair, intervention, heads, *ends)
-        assert found.of("outcome", arm)[0] == pytest.approx(outcome, abs=1e-4), arm
-        activations = gate(pre[bare.shared])
+    lam, sigma = parts_by_hand(model, pair, layer)
+    pre, read = site(layer, "mlp.hook_pre"), [len(pair.inserted) - back for back in outcome.reads(pair)]
+    for arm, keeps, adds in (("reference", 0, 0), ("scale", 1, 0), ("bias", 0, 1), ("both", 1, 1)):
+
+        def edit(z: torch.Tensor, keeps: int = keeps, adds: int = adds) -> torch.Tensor:
+            z, after = z.clone(), z[0, pair.span[1] :]
+            new = after * torch.where(torch.tensor(bool(keeps)), lam, 1.0) + adds * sigma
+            z[0, pair.span[1] :, heads] = new[:, heads]
+            return z
+
+        edits = {site(layer, "attn.hook_z"): edit}
+        run = model.run(pair.condition("masked"), edits=edits, capture={pre: None}, logits_at=read)
+        assert found.of("outcome", arm)[0] == pytest.approx(float(outcome.value(run.logits, pair, None)[0]), abs=1e-4)
+        activations = gate(run.captured[pre][0][bare.shared])
         assert found.of("mean_absolute", arm)[0] == pytest.approx(float(mean_absolute(activations.flatten())), abs=1e-5)
         assert found.of("variance", arm)[0] == pytest.approx(float(median_variance(activations)), abs=1e-5)
-    if layer:
-        assert np.abs(added.effect("mean_absolute", "rest")).max() > 1e-5, "upstream changes are not lambda and Sigma"
+    assert np.abs(found.effect("outcome", "scale")).max() > 1e-4 < np.abs(found.effect("outcome", "bias")).max()
 
 
 def test_a_planted_reader_acts_by_its_bias() -> None:
@@ -93,12 +88,12 @@ def test_a_planted_reader_acts_by_its_bias() -> None:
 
 def test_effects_by_hand() -> None:
     # reference 1, scale 1.5, bias 0.5, both 2: scale +0.5, bias -0.5, both +1, interaction 1
-    row = [1.0, 4.0, 1.0, 1.5, 0.5, 2.0, 2.5]
+    row = [1.0, 4.0, 1.0, 1.5, 0.5, 2.0]
     found = Mediation(
         ("a", "b"), ("mean", "outcome"), ARMS, np.array([[row, row], [row, row]]), "nats", settings={"layer": 1}
     )
     effects = {name: float(found.effect("mean", name)[0]) for name in EFFECTS}
-    assert effects == {"scale": 0.5, "bias": -0.5, "both": 1.0, "interaction": 1.0, "rest": 0.5, "total": 3.0}
+    assert effects == {"scale": 0.5, "bias": -0.5, "both": 1.0, "interaction": 1.0, "total": 3.0}
     with pytest.raises(ValueError, match="no effect 'all' here; there are scale, bias"):
         found.effect("mean", "all")
 
@@ -111,8 +106,6 @@ def test_changes_within_rounding_are_none_and_most_problems_decide() -> None:
     settings = {"layer": 1, "outcome": "o", "insertion": "x"}
     found = Mediation(tuple("abcdefgh"), ("outcome",), ARMS, values, "nats", settings=settings)
     rows = found.table().set_index("effect")
-    assert rows["n_up"].to_dict() == {"scale": 0, "bias": 8, "both": 8, "interaction": 0, "rest": 0, "total": 0}
-    assert rows.loc["rest", "n_down"] == 8 and rows["p_corrected"].isna().to_dict()["scale"]
-    assert rows.loc["bias", "p_corrected"] == pytest.approx(3 * 2**-7), (
-        "exact, two-sided, Holm over the three that move"
-    )
+    assert rows["n_up"].to_dict() == {"scale": 0, "bias": 8, "both": 8, "interaction": 0, "total": 0}
+    assert rows["p_corrected"].isna().to_dict()["scale"]
+    assert rows.loc["bias", "p_corrected"] == pytest.approx(2 * 2**-7), "exact, two-sided, Holm over the two that move"
