@@ -92,7 +92,7 @@ def _not_there(what: str, path: Path, why: str = "") -> typer.BadParameter:
 PANELS = {
     "Options": (),
     "How many": "limit confirm answers n_tokens twins n_samples draws repeats most_heads doses".split(),
-    "Output": "out report overwrite json_file".split(),
+    "Output": "out report overwrite".split(),
     "Advanced": (
         "engine workers gpus_per_worker address shard wait backend dtype tf32 device device_map max_memory offload_folder "
         "quantization_config attention template place by layers heads direction edit seed no_progress rows batch_size "

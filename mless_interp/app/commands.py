@@ -30,7 +30,6 @@ class Checking(line.Loading):
     model: str = line.argument(line.REQUIRED, line.MODEL_HELP, callback=line.is_model, metavar="MODEL")
     problems: str | None = line.option(None, "A .jsonl file of problems. [default: small sums]", callback=line.is_file)
     n_prompts: int = line.option(3, "Number of prompts: the shortest, one also with the span after it.", min=1)
-    json_file: Path | None = line.option(None, "Also write the certificate to this file.", "--json")
     no_progress: bool = line.option(False, "No progress bars.", "--no-progress")
 
 
@@ -38,12 +37,9 @@ def check(options: Checking) -> None:
     """Check a model on a backend: the self-check at loading and the exact identities, on a few short prompts.
 
     Prints the number of passed lines and the first lines, failed ones before the others: the largest error, the
-    tolerance, what holds, and why lines failed or do not apply. --json writes all. Exit code 0 if all is well, 1 if anything
-    fails, 2 for wrong input.
+    tolerance, what holds, and why lines failed or do not apply. Exit code 0 if all is well, 1 if anything fails, 2 for wrong
+    input.
     """
-    file = options.json_file
-    if file is not None and not file.resolve().parent.is_dir():
-        raise FileNotFoundError(f"--json {file}: there is no folder {str(file.resolve().parent)!r}")
     from ..ground_truth.certificate import certify_model, short_pairs
     from ..models.checks import FailedCheck
     from ..models.load import load_model
@@ -55,12 +51,10 @@ def check(options: Checking) -> None:
         pairs = short_pairs(model, asked, options.n_prompts)
         certificate = certify_model(model, pairs, progress=not options.no_progress)
         line.tell("\n".join([*certificate.lines(), *certificate.reasons()]))
-        said, passed = certificate.to_json(), certificate.passed
+        passed = certificate.passed
     except FailedCheck as error:
         line.tell(f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend")
-        said, passed = json.dumps({"passed": False, "error": str(error)}, indent=1), False
-    if file is not None:
-        file.write_text(said, encoding="utf-8")
+        passed = False
     raise typer.Exit(0 if passed else 1)
 
 

@@ -1,7 +1,6 @@
 """A certificate for a model: the self-check and the exact identities, run on a few short prompts of that model."""
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -80,18 +79,6 @@ class Certificate(Result):
         return table.sort_values("status", key=lambda each: each != FAIL, kind="stable", ignore_index=True)
 
     to_frame = table
-
-    def to_json(self) -> str:
-        """Return everything as one JSON document; what was not measured is null."""
-        table = self.table().replace(np.inf, np.nan).astype(object)
-        found = {
-            "passed": self.passed,
-            "model": dataclasses.asdict(self.info),
-            "checks": None if self.checks is None else dataclasses.asdict(self.checks),
-            "lines": table.where(table.notna(), None).to_dict("records"),
-            "prompts": list(self.prompts),
-        }
-        return json.dumps(found, indent=1)
 
     def headline(self) -> str:
         i, n = self.info, Counter(verdict.status for verdict in self.verdicts)

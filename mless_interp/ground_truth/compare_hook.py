@@ -28,8 +28,6 @@ from .identities import tolerance_of
 
 COMPARED = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_mlp_out", "hook_resid_post")
 """Sites at which a hook is held against the exact edit, in the order of a forward pass."""
-OF_HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z")
-ROTATED = ("attn.hook_rot_q", "attn.hook_rot_k")
 AS_MEANT = "as meant"
 MIXED = "after the output projection W_O has mixed all heads"
 NO_EFFECT = "it has no effect"
@@ -136,30 +134,26 @@ def compare_capture(
     pairs: Iterable[PromptPair],
     capture: Callable[[list[list[int]]], Tensor | np.ndarray | Sequence[Tensor | np.ndarray]],
     head: Head | str,
-    *,
-    of: str = "z",
 ) -> HookComparison:
     """Compare what your own code reads as one head's output with that output, and name what it really is.
 
     capture : your function of token ids, one list per prompt, run in one call; it returns what you take for the head's
-        output of each prompt, `[prompt, token, d_head]`, or a list of `[token, d_head]`. Of a padded batch the first rows
-        are compared, as code reads them that forgets the padding.
-    of : "z" (before W_O), "q", "k" or "v" of the head. What does not fit is looked for at other heads, sites and rows.
+        output (z, before W_O) of each prompt, `[prompt, token, d_head]`, or a list of `[token, d_head]`. Of a padded batch
+        the first rows are compared, as code reads them that forgets the padding. What does not fit is looked for at other
+        heads and rows, and behind W_O.
     """
     (chosen,) = model.info.chosen([head], what="read")
     made = own_pairs(model, fit_pairs(pairs))
-    one_of(of, ("z", "q", "k", "v"), "of")
     values = capture([list(pair.inserted.ids) for pair in made])
     n = None if values is None else len(values)
     if n != len(made):
         raise ValueError(f"capture must return one entry per prompt, {len(made)}, got {n}")
-    read = (*OF_HEADS, *(ROTATED if model.has_rotated_sites else ()), "hook_attn_out")
-    sites = [site(layer, name) for layer in range(model.info.n_layers) for name in read]
+    sites = [site(layer, name) for layer in range(model.info.n_layers) for name in ("attn.hook_z", "hook_attn_out")]
     rows = [
-        _what_it_is(model, _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value), chosen, of)
+        _what_it_is(model, _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value), chosen)
         for pair, value in zip(made, values, strict=True)
     ]
-    return _compared(model, made, (chosen,), f"{of} of {chosen}", rows)
+    return _compared(model, made, (chosen,), f"z of {chosen}", rows)
 
 
 def _compared(
@@ -305,17 +299,15 @@ def _span(what: str, places: Sequence[int]) -> str:
     return f"{what}s {places[0]} to {places[-1]}" if whole else f"{len(places)} {what}s"
 
 
-def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head, of: str) -> tuple[str, float]:
+def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head) -> tuple[str, float]:
     """Return what a captured value is, and how far it is from what was meant."""
-    value, meant = value.detach().cpu().double(), _rows_of(model, run, head, f"attn.hook_{of}")
+    value, meant = value.detach().cpu().double(), run[site(head.layer, "attn.hook_z")][:, head.head]
     if value.dim() != 2 or value.shape[1] != meant.shape[1] or len(value) < len(meant):
         return f"it has shape {list(value.shape)}, where {list(meant.shape)} is meant", np.nan
     error = apart(meant, value[: len(meant)]).relative
     if error <= tolerance_of(model):
         return AS_MEANT, error
-    for words, other in _candidates(model, run, head, of):
-        if other.shape[1] != value.shape[1]:
-            continue  # of latent attention z and v are narrower than q and k
+    for words, other in _candidates(model, run, head):
         first = (value - other[0]).abs().amax(1) <= tolerance_of(model) * other.abs().max()
         for start in first.nonzero()[:, 0].tolist():
             rows = min(len(value) - start, len(other))
@@ -325,21 +317,13 @@ def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head, of: s
     return "it is nothing that was looked for", error
 
 
-def _rows_of(model: Model, run: Activations, head: Head, name: str) -> Tensor:
-    """Return one query head's rows of a site, `[token, d_head]`; of keys and values those that it reads."""
-    values = run[site(head.layer, name)]
-    return values[:, head.head * values.shape[1] // model.info.n_heads]
-
-
-def _candidates(model: Model, run: Activations, head: Head, of: str) -> Iterator[tuple[str, Tensor]]:
+def _candidates(model: Model, run: Activations, head: Head) -> Iterator[tuple[str, Tensor]]:
     """Yield what a capture could be instead, in words: the head itself at other rows, other heads, what attention adds."""
     layers = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
     numbers = sorted(range(model.info.n_heads), key=lambda number: number != head.head)
-    for name in sorted((*OF_HEADS, *ROTATED), key=lambda name: name != f"attn.hook_{of}"):
-        for other in [Head(layer, number) for layer in layers for number in numbers]:
-            if site(other.layer, name) in run:
-                yield f"{name.removeprefix('attn.hook_')} of {other}", _rows_of(model, run, other, name)
-    width = _rows_of(model, run, head, f"attn.hook_{of}").shape[1]
+    for other in [Head(layer, number) for layer in layers for number in numbers]:
+        yield f"z of {other}", run[site(other.layer, "attn.hook_z")][:, other.head]
+    width = model.info.d_head
     for name in [site(layer, "hook_attn_out") for layer in layers]:
         for start in range(0, model.info.d_model - width + 1, width):
             words = f"coordinates {start} to {start + width - 1} of {name}, {MIXED}"

@@ -14,8 +14,8 @@ from torch import Tensor
 from ..core.arguments import Arguments, check_count, checked, count_of, one_of, several_of
 from ..core.heads import Head
 from ..metrics import outputs
-from ..metrics.attention import retained_mass, span_mass_null
-from ..metrics.patterns import widened
+from ..metrics.attention import retained_mass, span_mass
+from ..metrics.patterns import uniform_pattern, widened
 from ..models.arithmetic import values_of_heads, with_extra
 from ..models.base import Model
 from ..models.info import AttentionRule, Reducer
@@ -190,7 +190,8 @@ def decompose_attention(
                     results.put(by_head, metric, contrast, layer, values, shape=grid.shape)
                 seen = with_extra(visible[row, :1, stop:], rule, value=True)
                 span = with_extra(pair.span_mask.to(visible.device), rule)
-                uniform[contrast][layer] = float((1 - span_mass_null(seen, span=span, dtype=torch.float64)).mean())
+                even = uniform_pattern(seen, dtype=torch.float64)
+                uniform[contrast][layer] = float((1 - span_mass(even, span=span, visible=seen)).mean())
 
         model.run(inputs, capture=visiting(layers_of, visit), logits_at="none")
         lam = np.full(grid.shape, np.nan)

@@ -80,18 +80,6 @@ def non_sink_span_mass(pattern: Pattern, *, span: Segment, sink: Segment, visibl
     return torch.where(rest >= LEAST_MASS, patterns.row_sums(pattern, span) / rest, torch.nan)
 
 
-def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torch.float32) -> PerRow:
-    r"""Return the span mass of a row that spreads its attention evenly over the keys that it sees, a probability.
-
-    $m_i^{\text{unif}} = |I \cap V_i| / |V_i|$. With 55 of 115 tokens inserted at 18 it averages 0.59 over the question. Any
-    other metric's null is that metric of `uniform_pattern(visible)`. Source: project's own (methods 4.2).
-
-    >>> span_mass_null(torch.tensor([[True, False], [True, True]]), span=torch.tensor([False, True]))
-    tensor([0.0000, 0.5000])
-    """
-    return span_mass(patterns.uniform_pattern(visible, dtype=dtype), span=span, visible=visible)
-
-
 def log_density_ratio(
     pattern: Pattern, *, span: Segment, sink: Segment | None = None, visible: Visible | None = None
 ) -> PerRow:

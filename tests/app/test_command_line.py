@@ -156,7 +156,6 @@ EARLY = {
     "profiles --insertion meaningles": "Invalid value for '--insertion'.*'meaningles' is not one of 'meaningless', '",
     "locate --model ./nope": "Invalid value for '--model': there is no directory",
     "accuracy --problems math50": "Invalid value for '--problems': there is no file .*did you mean math500",
-    "check demo --json none/c.json": "--json none/c.json: there is no folder",
     "locate --contrast held": "unknown contrast to locate heads by 'held'; choose one of content, computed",
     "locate --contrast computed --answers 2": "--answers grades texts and cuts heads off from the span: --contrast content",
     "locate --edit z": "--direction and --edit go with --mode sweep",

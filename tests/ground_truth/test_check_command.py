@@ -1,6 +1,5 @@
 """`python -m mless_interp check MODEL` and `certify_model`: a true backend passes, each way of lying fails and is named."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -134,25 +133,20 @@ def test_prompts_are_made_of_a_unit_that_is_one_token(model: Any, monkeypatch: p
         short_pairs(model)
 
 
-def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
-    done = check(tiny_model_dir("qwen2"), "--backend", "bridge", "--json", tmp_path / "c.json", "--n-prompts", 1)
-    assert done.exit_code == 0, done.output
-    text = (tmp_path / "c.json").read_text(encoding="utf-8")
-    found = json.loads(text)
-    assert (
-        text.startswith('{\n "passed": true,\n "model"')
-        and found["passed"] is True
-        and found["model"]["n_heads"] == 8
-        and found["checks"]["row_sum_error"] < 1e-5
-    )
-    first, behind = (each["base_ids"] for each in found["prompts"])
-    assert first == behind[: len(first)] and found["prompts"][1]["span"][0] == len(first)
-    assert [line["status"] for line in found["lines"]] == ["pass"] * 20
-    assert np.isfinite([line["error"] for line in found["lines"]]).all()
+def test_a_true_model_passes_every_line(tiny_model_dir: Callable[[str], Path]) -> None:
+    done = check(tiny_model_dir("qwen2"), "--backend", "bridge", "--n-prompts", 1)
+    assert done.exit_code == 0 and "20 passed, 0" in done.output, done.output
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    found = certify_model(model, short_pairs(model, n=1), progress=False)
+    assert found.info.n_heads == 8 and found.checks is not None and found.checks.row_sum_error < 1e-5
+    first, behind = (each["base_ids"] for each in found.prompts)
+    assert first == behind[: len(first)] and found.prompts[1]["span"][0] == len(first)
+    assert [line.status for line in found.verdicts] == ["pass"] * 20
+    assert np.isfinite([line.error for line in found.verdicts]).all()
 
 
 def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(
-    tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = "'x' on backend 'bridge' failed its check: the rows do not sum to 1"
 
@@ -160,16 +154,14 @@ def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(
         raise FailedCheck(error)
 
     monkeypatch.setattr("mless_interp.models.load.load_model", load)
-    done = check(tiny_model_dir("qwen2"), "--json", tmp_path / "c.json")
+    done = check(tiny_model_dir("qwen2"))
     assert done.exit_code == 1 and "failed its check: the rows do not sum to 1" in done.output
-    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == {"passed": False, "error": error}
 
 
 @pytest.mark.slow
 def test_a_failure_ends_with_exit_code_1(
-    tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = loaded(tiny_model_dir("qwen2"), "bridge")
     monkeypatch.setattr("mless_interp.models.load.load_model", lambda *a, **k: lying(true, ignores_positions))
-    done = check(tiny_model_dir("qwen2"), "--json", tmp_path / "c.json")
-    assert done.exit_code == 1 and json.loads((tmp_path / "c.json").read_text())["passed"] is False
+    assert check(tiny_model_dir("qwen2")).exit_code == 1

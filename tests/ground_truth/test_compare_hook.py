@@ -196,21 +196,18 @@ def test_a_capture_is_recognised(case: Any) -> None:
     first, second, n, wide = slice(0, d), slice(d, 2 * d), len(pairs[0].inserted), model.info.d_model
     last, added = slice(wide - d, wide), f"of blocks.1.hook_attn_out, {MIXED}"
     assert mi.compare_capture(model, pairs, alone(first), "L1H0").passed
-    name = "blocks.1.attn.hook_rot_k"
-    run = model.run(torch.tensor([pairs[0].inserted.ids]), capture={name: None})
-    for capture, of, words in (
-        (alone(second), "z", "it is z of L1H1"),
-        (alone(first, before=False), "z", f"it is coordinates 0 to {d - 1} {added}"),
-        (alone(last, before=False), "z", f"it is coordinates {wide - d} to {wide - 1} {added}"),
-        (lambda _: [run.captured[name][0, :, 0]], "k", "it is rot_k of L1H0"),
-        (alone(slice(0, 2 * d)), "z", f"it has shape [{n}, {2 * d}], where [{n}, {d}] is meant"),
-        (lambda ids: [alone(second)(ids)[0][:-1]], "z", f"it has shape [{n - 1}, {d}], where [{n}, {d}] is meant"),
-        (lambda ids: [alone(second)(ids)[0][None]], "z", f"it has shape [1, {n}, {d}], where [{n}, {d}] is meant"),
-        (lambda ids: [torch.cat([alone(second)(ids)[0][:1]] * n)], "z", "it is nothing that was looked for"),
+    for capture, words in (
+        (alone(second), "it is z of L1H1"),
+        (alone(first, before=False), f"it is coordinates 0 to {d - 1} {added}"),
+        (alone(last, before=False), f"it is coordinates {wide - d} to {wide - 1} {added}"),
+        (alone(slice(0, 2 * d)), f"it has shape [{n}, {2 * d}], where [{n}, {d}] is meant"),
+        (lambda ids: [alone(second)(ids)[0][:-1]], f"it has shape [{n - 1}, {d}], where [{n}, {d}] is meant"),
+        (lambda ids: [alone(second)(ids)[0][None]], f"it has shape [1, {n}, {d}], where [{n}, {d}] is meant"),
+        (lambda ids: [torch.cat([alone(second)(ids)[0][:1]] * n)], "it is nothing that was looked for"),
     ):
-        found = mi.compare_capture(model, pairs[:1], capture, "L1H0", of=of)
+        found = mi.compare_capture(model, pairs[:1], capture, "L1H0")
         assert found.found == (words,) and not found.passed, found.found
-        assert found.headline() == f"No, this is not {of} of L1H0; in 1 of 1 problem {words}."
+        assert found.headline() == f"No, this is not z of L1H0; in 1 of 1 problem {words}."
     padded = mi.compare_capture(model, pairs, lambda prompts: captured(prompts, first), "L1H0")
     left = "it is z of L1H0, but rows of padding stand before it: the batch is padded on the left"
     assert padded.found == (left, "as meant")

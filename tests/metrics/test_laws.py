@@ -192,9 +192,8 @@ def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> 
     density = attention.log_density_ratio(pattern, span=span, sink=sink, visible=visible)
     assert (~density.isnan()).sum() >= 5
     same(density[~density.isnan()], 0.0)
-    null = attention.span_mass_null(visible, span=span, dtype=torch.float64)
-    same(attention.span_mass(pattern, span=span, visible=visible), null)
     keys = torch.where(visible.any(-1), visible.sum(-1).double(), NAN)
+    same(attention.span_mass(pattern, span=span, visible=visible), (visible & span).sum(-1) / keys)
     for metric in (attention.effective_tokens, attention.participation):
         same(metric(pattern, visible=visible), keys)
     full = attention.normalised_entropy(pattern, visible=visible)
