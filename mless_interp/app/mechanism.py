@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..core.arguments import Arguments
 from ..prompts.conditions import CONTRASTS, as_words
 from .command_line import Inserting, option
 from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
@@ -40,7 +41,10 @@ def compute(options: Options) -> Computed:
     common = options.chosen("layer", "c") | options.common
     mediated = mediate(model, pairs, outcome=options.outcome, checkpoint=folder / "mediation.jsonl", **common)
     shift = activation_shift(model, pairs, checkpoint=folder / "activations.jsonl", **common)
-    how = {"contrasts": tuple(dict.fromkeys((contrast, "total", *DRAWN))), "checkpoint": folder / "decomposition.jsonl"}
+    how: Arguments = {
+        "contrasts": tuple(dict.fromkeys((contrast, "total", *DRAWN))),
+        "checkpoint": folder / "decomposition.jsonl",
+    }
     if options.control and pairs[0].insertion.kind != "random_sentence":
         how["control"] = "random_sentence"
     parts = decompose_attention(model, pairs, heads=heads, **how, **options.common)
