@@ -41,13 +41,11 @@ def compute(options: Options) -> Computed:
     common = options.chosen("layer", "c") | options.common
     mediated = mediate(model, pairs, outcome=options.outcome, checkpoint=folder / "mediation.jsonl", **common)
     shift = activation_shift(model, pairs, checkpoint=folder / "activations.jsonl", **common)
-    how: Arguments = {
-        "contrasts": tuple(dict.fromkeys((contrast, "total", *DRAWN))),
-        "checkpoint": folder / "decomposition.jsonl",
-    }
+    how: Arguments = {"heads": heads, "checkpoint": folder / "decomposition.jsonl"}
     if options.control and pairs[0].insertion.kind != "random_sentence":
         how["control"] = "random_sentence"
-    parts = decompose_attention(model, pairs, heads=heads, **how, **options.common)
+    contrasts = tuple(dict.fromkeys((contrast, "total", *DRAWN)))
+    parts = decompose_attention(model, pairs, contrasts=contrasts, **how, **options.common)
     shown = shown_attention(model, pairs[:1], parts.table().nsmallest(3, "lam")["label"].tolist())
     results = {"Mediation": mediated, "AttentionDecomposition": parts, "ActivationShift": shift}
     return Computed(results, model, pairs, shown, {"settings": {name: made.settings for name, made in results.items()}})

@@ -16,7 +16,7 @@ from ..metrics.patterns import widened
 from ..models.base import Model
 from ..models.sites import Held, attention_sites, extension_of, site
 from ..patching.outcomes import Outcome
-from ..patching.prepared import Measured, Prepared, prepare, single
+from ..patching.prepared import Measured, Prepared, Settings, prepare, single
 from ..prompts.pairs import PromptPair
 from ..runtime.base_result import interval_columns, limits_of, place_of, tidy
 from ..runtime.columns import columns_of
@@ -176,7 +176,7 @@ def mediate(
     prepared = prepare(model, pairs, outcome, signed_for="mediation")
     for pair in prepared.pairs:
         pair.one_block("mediation, which edits the rows after the span,")
-    settings = {"layer": layer, "gated": gate.gated, "c": c, "q": q}
+    settings: Settings = {"layer": layer, "gated": gate.gated, "c": c, "q": q}
     settings |= {"heads": [str(head) for head in chosen], "all_heads": len(chosen) == model.info.n_heads}
     runs = ("masked", "inserted", "base", *["masked"] * len(EDITED))
     numbers = [head.head for head in chosen]
