@@ -1,7 +1,6 @@
 """Commands that leave no run of their own: `check` and `plan` of a model, `compare` of finished runs."""
 
 import dataclasses
-import json
 import os
 import textwrap
 from dataclasses import dataclass, replace
