@@ -31,7 +31,6 @@ NAN = np.nan
 BARS = pd.DataFrame({"model": list("bbaa"), "treatment": ["none", "mless"] * 2, "percent": [64.0, 66, 73, 76]})
 BARS = BARS.assign(low=[NAN, NAN, 70, 70], high=[NAN, NAN, 80, 85], n=[NAN, NAN, 50, 50])
 SEEN, GAP = mi.Head(0, 13), {"gap": small.profiled().received["base"]}
-TWO = dict.fromkeys("ab", small.patched())
 
 
 def two_profiles() -> tuple[Any, Any]:
@@ -89,7 +88,6 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "direct_bars, many": lambda: views.direct_bars(many()),
     "direct_bars, no effect": lambda: views.direct_bars(replace(small.directed(), total=small.spread(12))),
     "activation_histograms, total": lambda: views.activation_histograms(small.activations(), contrast="total"),
-    "mediation, of heads": lambda: views.mediation(replace(small.mediated(), settings={"heads": ["L0H1", "L0H2"]})),
     "summary_plot, a column": lambda: views.summary_plot(small.answered(n=20).compare_all(), value="lost"),
     "head_map, lam": lambda: views.head_map(small.decomposed(n=9), value="lam_minus_uniform", top=0),
     "head_map, 4 problems": lambda: views.head_map(small.patched(4), value="median"),
@@ -104,7 +102,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "forest, heads against the effect": lambda: views.forest(small.OTHERS["LocatedHeads, two against"]()),
     "forest, chosen heads": lambda: views.forest(small.located(), heads=["L1H0", "L0H0"]),
     "summary_plot": lambda: views.summary_plot(small.answered(n=20).compare_all(), top=2),
-    "read_effects, no effect": lambda: views.read_effects(small.read_apart(n=3)),
+    "summary_plot, no effect": lambda: views.summary_plot(small.read_apart(n=3)),
     "profiles, aligned": lambda: views.profiles(two_profiles(), [SEEN], conditions=("inserted",), whole=False),
     "compare_profiles": lambda: views.compare_profiles(
         [("A", SEEN, dict(zip("xy", two_profiles(), strict=True))), ("B", SEEN, {"x": small.profiled()})]
@@ -119,14 +117,9 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "path_graph, at the level": lambda: views.path_graph(replace(small.traced(16), confidence=1 - 8.75 / 2**15)),
     "site_map, at the level": lambda: views.site_map(replace(small.placed(), confidence=1 - 11.25 / 2**14)),
     "direct_bars, at the level": lambda: views.direct_bars(replace(small.directed(), confidence=1 - 3.75 / 2**10)),
-    "mediation, at the level": lambda: views.mediation(replace(small.mediated(), confidence=1 - 3 / 32, settings={})),
     "profiles, gap": lambda: views.profiles(replace(small.profiled(), conditions=("gap",), received=GAP, uniform=GAP)),
     "site_map, a column": lambda: views.site_map(small.placed(), value="effect"),
     "direct_bars, the largest": lambda: views.direct_bars(small.directed(), top=2),
-    "token_bars, one each": lambda: views.token_bars(small.written(), top=1),
-    "study_effects, two contrasts": lambda: views.study_effects(
-        replace(small.studied(), contrasts=("a", "b"), effects=dict.fromkeys(("slashes", "he"), TWO))
-    ),
     "head_map, without a unit": lambda: views.head_map(small.patched(12), value="rank", top=0),
 }
 

@@ -78,9 +78,6 @@ mi.views.site_map(sites)
 
 # %%
 wrote = mi.what_it_writes(model, pairs, [*readers, mediator], progress=False)
-mi.views.token_bars(wrote)
-
-# %%
 assert all(wrote.of(head, "query")[0][0].endswith("(inserted)") for head in readers)
 wrote
 

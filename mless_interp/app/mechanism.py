@@ -58,7 +58,7 @@ def present(kept: Kept) -> Presented:
     pictures = {
         "lambda.png": views.forest(parts, value="lam", heads=parts.table().nsmallest(10, "lam")["label"].tolist()),
         "activations.png": views.activation_histograms(shift),
-        "mediation.png": views.mediation(mediated),
+        "mediation.png": mediated.plot(),
     }
     tables = {
         "heads.csv": parts.table(),
@@ -74,7 +74,7 @@ def present(kept: Kept) -> Presented:
         smallest = {
             "Lambda of the heads that read the span most; uniform attention's is in the table.": pictures["lambda.png"]
         }
-        effects = {"Medians with 95 % intervals; filled: corrected p < 0.05.": pictures["mediation.png"]}
+        effects = {"Medians of the outcome with 95 % intervals.": pictures["mediation.png"]}
         before = {"MLP activations before and after.": pictures["activations.png"]}
         question = "Does the insertion act by scaling what attention wrote, or by adding to it?"
         made = kept.page("The mechanism", question, mediated)

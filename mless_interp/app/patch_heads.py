@@ -153,9 +153,8 @@ def present(kept: Kept) -> Presented:
         caption = f"Median effects with 95 % intervals over problems: {heads}."
         made = made.result(found, pictures={caption: views.forest(found)})
         if located and found.read is not None:
-            picture = views.read_effects(found.read)
             edits = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
-            made = made.folded("What the named heads read", made.blank().figure(picture, edits))
+            made = made.folded("What the named heads read", made.blank().figure(found.read.plot(), edits))
         if answered is not None:
             made = made.heading("Do the answers return?")
             caption = "Right answers; differences and p compare with the insertion without cut heads."

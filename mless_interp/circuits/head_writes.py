@@ -227,7 +227,6 @@ class HeadWrites(Result):
     values: np.ndarray
     resolution: float = 0.0
 
-    picture = "token_bars"
     columns = columns_of("""
         of | of | | Sigma: what is taken from the span; change: all that the insertion changes; query: where the head looks
         token | token | | as it stands in a text; inserted ones are marked
@@ -237,8 +236,6 @@ class HeadWrites(Result):
         amount | amount | | mean over problems: change of the token's logit; of the query, score in nats
         spread | spread | | standard deviation over problems
     """)
-    signed = True
-    drawn = ("amount",)
     axes = (("values", "problem head kind place"),)
 
     @property

@@ -59,7 +59,6 @@ class Mediation(Measured):
     values: np.ndarray
     unit: str
 
-    picture = "mediation"
     columns = columns_of("""
         reading | reading | | what is read: the outcome, or a metric of the gate activations
         effect | part | | scale, bias, both, interaction (both - scale - bias), or total

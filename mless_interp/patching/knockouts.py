@@ -330,7 +330,6 @@ class ReadEffects(Parts):
     smallest_effect: float = SMALLEST_EFFECT
     chosen_elsewhere: bool = False
 
-    picture = "read_effects"
     columns = columns_of("""
         intervention | edit | | what is done to the head's attention to the span
         knockout | knockout | | what hiding the span from the head removes

@@ -1,11 +1,10 @@
-"""Bars: answers by treatment, activations before and after, parts of heads, what heads write."""
+"""Bars: answers by treatment, activations before and after, parts of heads."""
 
 import numpy as np
 import pandas as pd
 
 from ..answers import AccuracyResults
 from ..answers.treatments import RANDOM
-from ..circuits.head_writes import KINDS, LOOKS, SIDES, UNITS, HeadWrites
 from ..circuits.paths import WAYS, DirectEffects
 from ..mechanism import ActivationShift
 from ..runtime.base_result import place_of, turned
@@ -111,44 +110,4 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     name_ticks(axes.xaxis, heads, rotation=45, ha="right")
     name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found))
     draw.key_below(picture)
-    return picture
-
-
-def token_bars(found: HeadWrites, *, top: int = 5) -> Picture:
-    """Draw a row of panels per head: the tokens that its Sigma and its change promote and suppress, and those whose keys its
-    query prefers and avoids, at most `top` each; lines are standard deviations over problems. A description, not evidence.
-
-    Panels of one column share no scale. Means within rounding are left out. Of many heads the first six are drawn.
-    """
-    table, chosen = found.table(), found.heads[:6]
-    most = max(2, *((table["label"] == str(head)).groupby(table["of"]).sum().max() for head in chosen))
-    height = len(chosen) * (0.17 * min(most, 2 * top) + 0.75) + 0.6
-    picture, panels = draw.panel(9.0, height, len(chosen), len(KINDS), squeeze=False)
-    titles = {"Sigma": "takes from the span", "change": "writes more with the span", LOOKS: "looks at"}
-    styles = [
-        {"facecolor": LINES[at][0], "hatch": HATCHES[2 * at], "edgecolor": "white", "linewidth": 0} for at in (0, 1)
-    ]
-    for row, head in enumerate(chosen):
-        for axes, kind in zip(panels[row], KINDS, strict=True):
-            rows = table[(table["label"] == str(head)) & (table["of"] == kind)]
-            up, down = (rows[rows["side"] == side] for side in SIDES[kind])
-            shown = pd.concat([up.head(top), down.tail(top)])
-            amount, spread = (shown[name].to_numpy(dtype=float) for name in ("amount", "spread"))
-            places = np.arange(len(shown))[::-1]
-            upper = np.arange(len(shown)) < len(up.head(top))
-            for part, style in ((upper, styles[0]), (~upper, styles[1])):
-                axes.barh(places[part], amount[part], 0.75, **style)
-            axes.errorbar(amount, places, xerr=spread, linestyle="none", color="black", linewidth=0.8, capsize=1.5)
-            axes.axvline(color="0.4", linewidth=0.8)
-            name_ticks(axes.yaxis, list(shown["token"]), places)
-            axes.set_ylim(-0.7, max(len(shown), 1) - 0.3)
-            axes.locator_params(axis="x", nbins=3)
-            if shown.empty:
-                axes.set_xticks([])
-                draw.say(axes, "nothing above rounding")
-            name_axes(axes, x=UNITS[kind] if row == len(chosen) - 1 else None)
-            axes.set_title(f"{head} {titles[kind]}", fontsize=8)
-    picture.suptitle(words_of(found), fontsize=9)
-    words = ("promoted, preferred", "suppressed, avoided")
-    draw.key_below(picture, list(zip(words, styles, strict=True)))
     return picture

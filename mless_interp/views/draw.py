@@ -188,12 +188,7 @@ def draw_series(axes: Axes, x: Values, values: np.ndarray, number: int, label: s
         axes.fill_between(x, values[1], values[2], color=colour, alpha=0.2, linewidth=0)
 
 
-def draw_forest(
-    axes: Axes,
-    rows: Sequence[str],
-    series: Sequence[tuple[str, np.ndarray, Style]],
-    marks: Sequence[tuple[np.ndarray, Style]] = (),
-) -> None:
+def draw_forest(axes: Axes, rows: Sequence[str], series: Sequence[tuple[str, np.ndarray, Style]]) -> None:
     """Draw points with intervals, a row each from above; every series is (name, `with_limits`, marker style)."""
     places = np.arange(len(rows))[::-1].astype(float)
     height = 0.7 / max(1, len(series))
@@ -201,8 +196,6 @@ def draw_forest(
     for number, (name, values, style) in enumerate(series):
         at = places + (0.35 - (number + 0.5) * height if len(series) > 1 else 0.0)
         axes.errorbar(values[0], at, xerr=reach_of(values), label=shortened(name), **line | style)
-    for those, style in marks:
-        axes.plot(series[0][1][0][those], places[those], linestyle="none", markersize=5, zorder=5, **style)
     axes.axvline(color="0.4", linewidth=0.8)
     name_ticks(axes.yaxis, rows, places, fontsize=8)
     axes.set_ylim(-0.6, len(rows) - 0.4)
