@@ -178,10 +178,9 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
     share it (their checkpoints have locks of their own) and leave it.
     """
     target = Path(path).resolve()
-    above = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     patience = 0.0 if shard is None else 3.0  # shards begin in turn
-    with _removed_if_empty(above), Lock(target, patience=patience) as lock:
+    with Lock(target, patience=patience) as lock:
         recover(target)
         refuse_existing(path, overwrite=overwrite)
         partial = _beside(Path(path), "partial")
@@ -200,17 +199,6 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
         finally:
             if shard is None and not finished_steps(partial) and not (partial / COMPUTED / RUN).is_file():
                 shutil.rmtree(partial, ignore_errors=True)  # whoever saved has removed it
-
-
-@contextlib.contextmanager
-def _removed_if_empty(made: list[Path]) -> Iterator[None]:
-    """Remove these folders, the innermost first, where nothing was written into them."""
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            for folder in made:
-                folder.rmdir()
 
 
 def finished_steps(partial: Path) -> int:
