@@ -7,6 +7,7 @@ as its code.
 import base64
 import hashlib
 import io
+import json
 import math
 import re
 import shlex
@@ -116,7 +117,6 @@ class Block:
     text: str = ""
     source: str = ""
     width: int = 0
-    facts: tuple[tuple[str, str], ...] = ()
     parts: tuple["Part", ...] = ()
 
 
@@ -227,7 +227,9 @@ class Report:
     def provenance(self, run: Mapping[str, Any]) -> "Report":
         """Add how to repeat the run and where it comes from: what `provenance` gives, as saved in run.json."""
         command = run.get("repeat") or shlex.join(["python", *map(str, run.get("command", []))])
-        return self.heading("How to repeat it")._with(Block("provenance", str(command), facts=tuple(_flat(run))))
+        facts = {key: value for key, value in run.items() if not isinstance(value, list)}  # the prompts are a long one
+        source = json.dumps(facts, indent=1, ensure_ascii=False)
+        return self.heading("How to repeat it")._with(Block("provenance", str(command), source))
 
     def page(self) -> str:
         """Return the whole page as HTML."""
@@ -273,27 +275,3 @@ def _policy(script: str, views: bool) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
         "form-action 'none'"
     )
-
-
-LONGEST = 12
-"""Lists longer than this are counted on the page, not shown; run.json has them whole."""
-
-
-def _flat(facts: Mapping[str, object], name: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for key, value in facts.items():
-        here = f"{name}{str(key).replace('_', ' ')}"
-        found += _flat(value, f"{here}: ") if isinstance(value, Mapping) and value else [(here, _told(value))]
-    return found
-
-
-def _told(value: object) -> str:
-    if value in (None, "", {}):
-        return "none"
-    if isinstance(value, list | tuple):
-        if len(value) > LONGEST or any(isinstance(item, Mapping | list | tuple) for item in value):
-            return f"{len(value)} entries, in run.json"
-        return ", ".join(map(_told, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
