@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -163,9 +163,6 @@ class AccuracyResults(Result):
     golds: tuple[str, ...] = ()
     seed: int = 0
     confidence: float = statistics.CONFIDENCE
-    axes: ClassVar = tuple(
-        (name, "problem treatment sample") for name in ("correct", "boxed", "cut_off", "n_tokens", "decided")
-    )
 
     picture = "accuracy_bars"
     columns = (
@@ -178,9 +175,6 @@ class AccuracyResults(Result):
     """)
         + Comparison.columns
     )
-
-    def __post_init__(self) -> None:
-        self.check_axes()
 
     @classmethod
     def from_rows(

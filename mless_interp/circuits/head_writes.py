@@ -236,7 +236,6 @@ class HeadWrites(Result):
         amount | amount | | mean over problems: change of the token's logit; of the query, score in nats
         spread | spread | | standard deviation over problems
     """)
-    axes = (("values", "problem head kind place"),)
 
     @property
     def top(self) -> int:

@@ -80,7 +80,6 @@ class Verdicts(Measured):
         p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems
     """),
     )
-    axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem head"), ("total", "problem"))
 
     @property
     def claims(self) -> Claims | None:
@@ -157,7 +156,6 @@ class Confirmation(Verdicts):
         "label layer head claimed sense confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n "
         "removed_p added_p exceeds_random exceeds_random_n p_specific".split()
     )
-    axes = (*Verdicts.axes, ("senses", "head"))
 
     @property
     def claims(self) -> Claims:

@@ -216,10 +216,6 @@ class Transfer(Cells[str]):
         spearman | rank correlation | | of the heads' and the insertion's effects over problems (Spearman)
     """)
     what = ("edit", "edits")
-    axes = (
-        *(("edit_lam", "head"), ("edit_sigma", "head d_head"), ("random", "problem set"), ("other", "problem draw")),
-        *((name, "problem") for name in ("base", "inserted", "given")),
-    )
 
     @property
     def total_effect(self) -> np.ndarray:

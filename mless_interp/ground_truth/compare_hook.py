@@ -51,7 +51,6 @@ class HookComparison(Result):
     found: tuple[str, ...]
     error: np.ndarray
 
-    axes = (("error", "problem"),)
     columns = columns_of("""
         found | what it does | | the first difference from what was meant
         error | largest difference | p | from what was meant, as a share of the largest value there

@@ -63,8 +63,8 @@ class ActivationShift(Measured):
     """Metrics of one layer's MLP activations `[problem, contrast, token_group, metric]` in the runs before and after.
 
     `token_groups` are all tokens and each token class; NaN where a problem has no token of a class (variance: fewer than two).
-    Distances have a `difference` only. `thresholds`: near zero in ARM's and in the quantile form. `counts`: histograms over all
-    problems with `edges`.
+    Distances have a `difference` only. `thresholds` `[problem, form]`: near zero in ARM's and in the quantile form. `counts`
+    `[contrast, token_group, run, bin]`: histograms over all problems with `edges`.
     """
 
     layer: int
@@ -94,13 +94,6 @@ class ActivationShift(Measured):
         primary | primary | later | whether it is the contrast that the claim is about
         change | change | | after - before, mean over problems
     """)
-    axes = (
-        ("before", "problem contrast token_group metric"),
-        ("after", "problem contrast token_group metric"),
-        ("difference", "problem contrast token_group metric"),
-        ("thresholds", "problem form"),
-        ("counts", "contrast token_group run bin"),
-    )
 
     def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
         """Return differences (after - before; distances as they are) of one metric, `[problem]`."""

@@ -339,11 +339,6 @@ class AttentionDecomposition(Measured):
     """)
     drawn = ("lam",)
     reported = ("label", "layer", "head", "lam", "lam_n", "lam_null", "lam_p", "share", "scale_share", "bias_share")
-    axes = (
-        ("values", "problem layer head_of_layer"),
-        ("uniform", "problem layer"),
-        ("control", "problem layer head_of_layer"),
-    )
 
     @property
     def layers(self) -> tuple[int, ...]:

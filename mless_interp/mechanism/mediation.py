@@ -71,7 +71,6 @@ class Mediation(Measured):
         "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction is both "
         "minus their sum, total the change by the insertion itself."
     )
-    axes = (("values", "problem reading arm"),)
 
     def of(self, reading: str, arm: str) -> np.ndarray:
         return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]

@@ -83,11 +83,6 @@ class SpanReadings(Measured):
         pairs_n | of pairs | | pairs of problems with different tokens
     """)
     drawn = ("pairs_share",)
-    axes = (
-        ("rank", "problem layer position"),
-        ("logprob", "problem layer position"),
-        *((name, "problem reader layer block") for name in ("own", "others", "margin")),
-    )
 
     @property
     def layers(self) -> tuple[int, ...]:

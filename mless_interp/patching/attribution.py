@@ -204,11 +204,6 @@ class HeadAttribution(Measured):
         knockout | knockout, estimated | | the same from the gradient where the head sees the span
         edge_noise | edge noise, estimated | | the same from the gradient where it does not
     """)
-    axes = (
-        *((name, "problem layer head_of_layer") for name in ("scores", "knockout", "edge_noise", "exact")),
-        ("masked", "problem"),
-        ("inserted", "problem"),
-    )
 
     @property
     def completeness(self) -> np.ndarray:

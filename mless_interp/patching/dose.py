@@ -143,7 +143,6 @@ class DoseResponse(Measured):
         slope_held | slope, positions held | | of the log odds of reading the span in log N; 1 for identical tokens in layer 0
         slope_inserted | slope, as inserted | | the same where later tokens are shifted by the insertion
     """)
-    axes = (("log_odds", "problem dose head"), ("outcomes", "problem dose"), ("base", "problem"))
 
     @property
     def heads(self) -> tuple[Head, ...]:

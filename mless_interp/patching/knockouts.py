@@ -185,7 +185,6 @@ class JointKnockout(Measured):
     columns = columns_of("""
         effect | mean effect | | what the set carries of the insertion's effect, in the outcome's unit
     """)
-    axes = (("effect", "problem"), ("singles", "problem head"), ("random", "problem set"))
 
     @property
     def interaction(self) -> np.ndarray:
@@ -344,7 +343,6 @@ class ReadEffects(Parts):
         *("label", "layer", "head", "intervention", "shown", "k", "n", "n_undefined", "median", "share"),
         *(f"p_{name}" for name in ASKED + BESIDE),
     )
-    axes = (("values", "problem head intervention"), ("total", "problem"))
 
     @property
     def turned(self) -> np.ndarray:

@@ -357,12 +357,6 @@ class PatchScores(Parts):
         *("label", "layer", "head", "sense", "k", "n", "prevalence", "p_corrected"),
         *("median", "share", "effect", "effect_fraction", "rank"),
     )
-    axes = (
-        ("patched", "problem layer head_of_layer"),
-        ("receiving", "problem"),
-        ("donor", "problem"),
-        ("noise", "problem layer"),
-    )
 
     @property
     def sign(self) -> int:

@@ -121,7 +121,6 @@ class Transplant(Measured):
         reading | reading | | what is read: how much a span raises its own answer
         above | above 0 in | | problems whose number is above 0, beyond rounding
     """)
-    axes = (("values", "problem answer span"),)
 
     @cached_property
     def carried(self) -> np.ndarray:

@@ -6,7 +6,7 @@ import inspect
 import sys
 import textwrap
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, ClassVar, SupportsFloat
@@ -93,9 +93,6 @@ class Result:
     """Columns of its tables, beside those of the classes that it is made of."""
     drawn: ClassVar[tuple[str, ...]] = ()
     """Columns of its table that a picture shows unless told otherwise: the first that is known of any row."""
-    axes: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Fields and the axes of their arrays, `("effect", "problem head")`: of every array where a field holds several. An axis is
-    as long as the field of its plural, if there is one (`heads`, `problem_ids`)."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -182,21 +179,6 @@ class Result:
         """Return one tidy row per problem and cell."""
         raise NotImplementedError
 
-    def check_axes(self) -> None:
-        """Raise `ValueError` unless its arrays have the declared axes, each of one length."""
-        lengths: dict[str, tuple[int, str]] = {}
-        for field, names in self.axes:
-            axes = names.split()
-            for where, array in _arrays_in(getattr(self, field), field):
-                if array.ndim != len(axes):
-                    raise ValueError(f"{where} must be [{', '.join(axes)}], got shape {array.shape}")
-                for axis, length in zip(axes, array.shape, strict=True):
-                    plural = next((each for each in (f"{axis}s", f"{axis}_ids") if each in vars(self)), "")
-                    said = (len(getattr(self, plural)), plural) if plural else (length, where)
-                    known, by = lengths.setdefault(axis, said)
-                    if length != known:
-                        raise ValueError(f"{where} has {length} along {axis!r}, {by} has {known}")
-
     @property
     def printed_of(self) -> str:
         """What the printed table is of, where that is not said above it."""
@@ -273,14 +255,6 @@ def _as_table(method: Callable[..., pd.DataFrame]) -> Callable[..., Table]:
         return Table(method(*args, **kwargs))
 
     return wrapped
-
-
-def _arrays_in(value: object, name: str) -> Iterator[tuple[str, np.ndarray]]:
-    if isinstance(value, np.ndarray):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _arrays_in(inner, f"{name}[{key!r}]")
 
 
 def head_map(

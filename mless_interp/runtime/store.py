@@ -14,7 +14,6 @@ import numpy as np
 
 from ..core.arguments import checked
 from ..core.heads import Head
-from .base_result import Result
 from .checkpoint import plain
 from .folders import RESULTS, RUN, SAVED, damaged_files, new_folder
 
@@ -66,13 +65,10 @@ def load(path: str | Path) -> dict[str, object]:
 
     `ValueError` names a file that is missing or changed, by the folder's manifest, or a result whose arrays do not fit.
     """
-    folder, within = Path(path), ""
-    if (folder / RUN).is_file():
-        folder, within = folder / RESULTS, f"{RESULTS}/"
-    for place, part in {folder: "", Path(path): within}.items():  # a run's own manifest lists them too
-        for name, why in damaged_files(place, (part + DOCUMENT, part + ARRAYS)).items():
-            said = "the saved results are damaged; take a copy that is whole, or make them again"
-            raise ValueError(f"{str(place / name)!r} {why}: {said}")
+    folder = Path(path) / RESULTS if (Path(path) / RUN).is_file() else Path(path)
+    for name, why in damaged_files(folder, (DOCUMENT, ARRAYS)).items():
+        said = "the saved results are damaged; take a copy that is whole, or make them again"
+        raise ValueError(f"{str(folder / name)!r} {why}: {said}")
     if not (folder / DOCUMENT).is_file():
         raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no {DOCUMENT})")
     try:
@@ -154,7 +150,4 @@ def _rebuild(part: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> object:
     getattr(package, name, None)  # the module of a public one enters it into SAVED
     if name not in SAVED:
         raise ValueError(f"this version of the toolkit has no result {name!r}")
-    made = SAVED[name](**{key: _decode(value, arrays) for key, value in part["fields"].items()})
-    if isinstance(made, Result):
-        made.check_axes()
-    return made
+    return SAVED[name](**{key: _decode(value, arrays) for key, value in part["fields"].items()})

@@ -354,7 +354,6 @@ class SegmentAttention(results.Result):
         src | to | | segment whose tokens are attended to
         share | share | share | of the attention of the segment that attends, mean over problems
     """)
-    axes = (("values", "problem layer head_of_layer dest src"),)
 
     @property
     def conditions(self) -> tuple[str, ...]:

@@ -67,7 +67,6 @@ class HeadScores(results.Result):
     picture = "head_map"
     columns = COLUMNS
     drawn = ("collapse_relative", "lam")
-    axes = (("values", "problem layer head_of_layer"), ("null", "problem layer"))
 
     @property
     def reported(self) -> tuple[str, ...]:

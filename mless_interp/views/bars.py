@@ -30,11 +30,8 @@ def bars_of_models(bars: pd.DataFrame, title: str) -> Picture:
 
 
 def _bars(names: pd.Series, treatments: pd.Series, percent: np.ndarray, n: pd.Series, title: str) -> Picture:
-    """Draw bars of `percent` `[3, bar]` (`with_limits`), those of one treatment alike, and random sets grey.
-    Where all bars are above half, the axis begins below the lowest interval, and says where."""
-    least, most = float(np.nanmin([*percent.ravel(), 100.0])), float(np.nanmax([*percent.ravel(), 1.0]))
-    start = max(0.0, 10 * (least // 10 - 1)) if np.isfinite(percent[0]).any() and np.nanmin(percent[0]) > 50 else 0.0
-    end = min(100.0, most + 0.15 * (most - start))
+    """Draw bars of `percent` `[3, bar]` (`with_limits`), those of one treatment alike, and random sets grey."""
+    end = min(100.0, 1.15 * float(np.nanmax([*percent.ravel(), 1.0])))
     picture, axes = draw.panel(max(4.2, 1.1 * len(names) + 1.6), 3.8)
     for at, (kind, count) in enumerate(zip(pd.factorize(treatments)[0], n, strict=True)):
         own: Style = {"color": LINES[kind % len(LINES)][0], "hatch": HATCHES[kind % len(HATCHES)]}
@@ -44,11 +41,11 @@ def _bars(names: pd.Series, treatments: pd.Series, percent: np.ndarray, n: pd.Se
             axes.errorbar(at, percent[0, at], yerr=reach_of(percent[:, [at]]), color="black", capsize=4)
         words = f"{percent[0, at]:.1f} %" if np.isfinite(percent[0, at]) else "undefined"
         words += f"\nn = {count:.0f}" * bool(np.isfinite(count))
-        axes.text(at, start + 0.01 * (end - start), words, ha="center", va="bottom", fontsize=7, bbox=_BOX)
+        axes.text(at, 0.01 * end, words, ha="center", va="bottom", fontsize=7, bbox=_BOX)
     name_ticks(axes.xaxis, list(names), rotation=20 if len(names) > 4 else 0)
     axes.set_xlim(-0.6, len(names) - 0.4)
-    axes.set_ylim(start, end)
-    name_axes(axes, y=f"accuracy (%{f' from {start:.0f}' * (start > 0)}), bars: 95 % interval", title=title)
+    axes.set_ylim(0.0, end)
+    name_axes(axes, y="accuracy (%), bars: 95 % interval", title=title)
     return picture
 
 

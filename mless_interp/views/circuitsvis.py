@@ -203,28 +203,26 @@ def attention(
     *,
     conditions: Sequence[str] | None = None,
     max_span: int | None = 1,
-    scale: float | None = None,
 ) -> View:
     """Show attention of chosen heads without and with the insertion, and their difference, side by side on one colour scale.
 
     Inserted tokens are marked (texts, a yellow band beyond the diagonal). A block of inserted tokens has the sum of their
     attention as its column and the mean of theirs as its row, so every row sums to 1. Of many heads of long prompts the first
-    are drawn. The difference is last minus first condition, on the tokens that both have.
+    are drawn. The difference is last minus first condition, on the tokens that both have. The darkest colour is the 99th
+    percentile of all cells shown, so that a sink does not pale everything else.
 
     Parameters
     ----------
     conditions : of base, inserted, gap, masked, held, clean; a panel each. Default: inserted beside base, or clean where there
         is no span.
     max_span : into how many blocks a longer span is drawn (None: token by token).
-    scale : attention with the darkest colour, the same in all panels. None: the 99th percentile of all cells shown, so that
-        a sink does not pale everything else.
     """
     if max_span is not None:
         check_count(max_span, name="max_span")
-    return attention_view(read_attention(model, pair, heads, conditions), max_span=max_span, scale=scale)
+    return attention_view(read_attention(model, pair, heads, conditions), max_span=max_span)
 
 
-def attention_view(read: PairAttention, *, max_span: int | None = 1, scale: float | None = None) -> View:
+def attention_view(read: PairAttention, *, max_span: int | None = 1) -> View:
     """Return the view that `attention` gives, of what was read before (`read_attention`), without the model."""
     panels = [panel.with_short_span(max_span) for panel in read.panels]
     charts = [
@@ -238,9 +236,8 @@ def attention_view(read: PairAttention, *, max_span: int | None = 1, scale: floa
         charts.append((title, Patterns("difference", values, texts, nothing, nothing)))
     below = [np.tril_indices(len(chart.texts)) for _, chart in charts]
     heads = read.heads[: max(1, MOST_CELLS // sum(len(rows) for rows, _ in below))]
-    if scale is None:
-        cells = np.concatenate([panel.values[:, *at].ravel() for panel, at in zip(panels, below, strict=False)])
-        scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
+    cells = np.concatenate([panel.values[:, *at].ravel() for panel, at in zip(panels, below, strict=False)])
+    scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
     words = ["Rows attend, columns are attended to; the number after a token is its place in this picture."]
     if read.n_inserted:
         words.append(f"{count_of(read.n_inserted, 'token')} inserted ({MARK}, yellow band).")

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..circuits.judge import KINDS, NAMED
 from ..circuits.paths import LOGITS, TOGETHER, PathEffects
-from ..circuits.site_patches import ALL, POSITION, PositionMap, SitePatches
+from ..circuits.site_patches import POSITION, PositionMap, SitePatches
 from ..core.arguments import count_of
 from ..core.heads import Head
 from ..mechanism import SpanReadings
@@ -20,7 +20,7 @@ from .draw import Axes, Picture, Style, draw_cells, name_axes, words_of
 FRAME: Style = {"edgecolor": "black", "linewidth": 1.8}
 
 
-def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: float | None = None) -> Picture:
+def head_map(found: Result, *, value: str | None = None, top: int = 3) -> Picture:
     """Draw a layer × head map of a result's table, 0 in the middle of the colours where the number has a sign.
 
     Works for any result whose `.table()` has a row per head with layer and head. Effects are above 0 where they go with the
@@ -28,7 +28,7 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
     of their kind (a minus before them: against the effect). Grey is undefined or not tested.
 
     `value`: the column to show (None: the result's own choice, for example removed_share, share, lam); `top`: how many heads
-    of largest magnitude carry their number; `limit`: the end of the colours (None: the largest magnitude).
+    of largest magnitude carry their number.
     """
     table = draw.head_table(found)
     value, quantity, label = draw.chosen_column(found, table, value)
@@ -41,7 +41,7 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: fl
     texts = {(row.layer, row.head): str(row.head) for row in ranked.itertuples()}
     picture, axes = draw.panel(max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9))
     hatched = list(zip(sure["layer"], sure["head"], strict=True))
-    image = draw_cells(axes, grid, limit=limit or draw.end_of(grid), diverging=signed, hatched=hatched)
+    image = draw_cells(axes, grid, limit=draw.end_of(grid), diverging=signed, hatched=hatched)
     words = {}  # letters of a kind -> what they mean
     for row in named.itertuples():
         axes.add_patch(draw.Rectangle((row.head - 0.45, row.layer - 0.45), 0.9, 0.9, fill=False, **FRAME))
@@ -98,12 +98,6 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> P
     claim = f"p < {found.level:.3g}, corrected: {quantity.claim}"
     picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, claim, **options)
     picture.suptitle(words_of(found), fontsize=9)
-    # a line where tokens begin to be counted from the other end, and before the span
-    bare = [tick.removeprefix("span ") for tick in ticks]
-    kinds = [(a != b, b if b == ALL else b.startswith("-")) for a, b in zip(ticks, bare, strict=True)]
-    for edge in (at for at in range(1, len(kinds)) if kinds[at] != kinds[at - 1]):
-        for axes in picture.axes[: len(titles)]:
-            axes.axvline(edge - 0.5, color="black", linewidth=0.9)
     return picture
 
 

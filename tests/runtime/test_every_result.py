@@ -5,7 +5,7 @@ import pkgutil
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,28 +122,26 @@ BY_GROUP = """
 
 @pytest.mark.parametrize("name", BY_GROUP)
 def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
+    """Of every array whose first axis is as long as there are problems; no other axis comes first with that length."""
     result = RESULTS[name]()
+    n = len(result.problem_ids)
 
-    def thrice(values: Any, axis: int) -> Any:
+    def thrice(values: Any) -> Any:
         if isinstance(values, dict):
-            return {key: thrice(inner, axis) for key, inner in values.items()}
-        return None if values is None else np.repeat(values, 3, axis)
+            return {key: thrice(inner) for key, inner in values.items()}
+        return np.repeat(values, 3, 0) if isinstance(values, np.ndarray) and len(values) == n else values
 
-    axes = {field: names.split() for field, names in result.axes if "problem" in names.split()}
-    arrays = {field: thrice(getattr(result, field), names.index("problem")) for field, names in axes.items()}
+    arrays = {field.name: thrice(getattr(result, field.name)) for field in fields(result)}
     ids = np.repeat(result.problem_ids, 3)
     more: dict[str, Any] = {"problem_ids": tuple(f"{each}/{at}" for at, each in enumerate(ids)), "groups": tuple(ids)}
     if name == "Transplant":
         more["partners"] = tuple(each for each in result.partners for _ in range(3))
     if name == "SpanReadings":
         more |= {field: tuple(np.repeat(getattr(result, field), 3)) for field in ("tokens", "units")}
-    if name == "ActivationShift":
-        more["n_tokens"] = np.repeat(result.n_tokens, 3, 0)
-    again = replace(result, **arrays, **more)
+    again = replace(result, **arrays | more)
     pd.testing.assert_frame_equal(again.table(), result.table())
     for table in {"ActivationShift": ["by_class"], "DoseResponse": ["outcome_table", "reading_table"]}.get(name, []):
         pd.testing.assert_frame_equal(getattr(again, table)(), getattr(result, table)())
-    n = len(result.problem_ids)
     assert f"These {3 * n} problems are variants in {n} groups; each group counts once." in again.explain()
 
 

@@ -97,8 +97,6 @@ def of_class(name: str) -> Callable[[Any], object]:
         (of_class("subprocess.Popen"), {}, "has no result 'subprocess.Popen'"),
         (lambda document: document.update(format=2), {}, "it has format 2, this version reads format 1"),
         (len, {"donor": np.array([{"a": 1}], dtype=object)}, "allow_pickle=False"),
-        (len, {"patched": np.zeros((3, 2))}, r"patched must be \[problem, layer, head"),
-        (len, {"donor": np.zeros(2)}, "donor has 2 along 'problem', problem_ids has 3"),
     ],
 )
 def test_what_is_no_whole_result_is_refused(tmp_path: Path, edit: Any, arrays: Any, message: str) -> None:
