@@ -70,7 +70,7 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 25) -> P
             break
     else:
         if value is None:
-            raise ValueError("there is nothing to draw: the table of its print is empty or has no number")
+            raise ValueError("there is nothing to draw: its tables are empty or have no number")
     value, _, label = draw.chosen_column(found, table, value)
     table = table.head(top)
     points = column_of(value, found.declared()).role == "points"
