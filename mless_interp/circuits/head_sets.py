@@ -256,7 +256,6 @@ class MinimalSets(Measured):
         p_random | p, random sets | p | rank among random sets of the same size and layers, on fresh problems
         random_share | share of random sets | share | median over them, on fresh problems
     """)
-    axes = (("total", "problem"), ("fresh_total", "fresh"))
     drawn = ("fresh_share", "share")
 
     @property
@@ -451,7 +450,6 @@ class CircuitCurve(Measured):
         random_low | random orders, from | | the least that a random order restores
         random_high | random orders, to | | the most that a random order restores
     """)
-    axes = (("values", "problem order size"),)
 
     @property
     def fractions(self) -> np.ndarray:
