@@ -96,7 +96,7 @@ BY_LAYERS = "layer by layer"
 
 
 @savable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelChecks:
     """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
 
@@ -124,6 +124,11 @@ class ModelChecks:
     def by_layers(self) -> bool:
         """Whether runs may be continued layer by layer."""
         return self.replay == BY_LAYERS
+
+    def __repr__(self) -> str:
+        found = {name: getattr(self, f"{name}_difference") for name in ("logits", "gap", "replay")}
+        known = ", ".join(f"{name} difference {value:.1e}" for name, value in found.items() if value is not None)
+        return f"ModelChecks({known}; tolerance {self.tolerance:.1e}, {self.replay})"
 
 
 @dataclass(frozen=True)

@@ -249,6 +249,9 @@ def test_a_model_says_what_it_cannot_do_and_why(untyped: None) -> None:
     assert grow(model) is None and grow(empty) is None and wrong.resolution == 1e-5
     for fine in (None, replace(WRONG, output_error=None), replace(WRONG, output_error=1e-3)):
         assert model.checked(fine).attention_output(1).weights.shape == (8, 16, 128)
+    assert repr(replace(WRONG, gap_difference=2e-4, replay_difference=3e-5)) == (
+        "ModelChecks(gap difference 2.0e-04, replay difference 3.0e-05; tolerance 1.0e-03, whole forward passes (x))"
+    )
 
 
 @pytest.mark.filterwarnings("error")
