@@ -244,7 +244,7 @@ def curve(top: float = 0.95, *, total: float = 1.0, n: int = 6) -> mi.CircuitCur
         orders=("ranking", "reversed", "random 0", "random 1"),
         values=orders * (total + of_problem) + 2 * of_problem * orders * (1 - orders),
         unit="nats",
-        settings={"model": "tiny", "ablation": "none"},
+        settings={"model": "tiny", "ablation": "none", "outcome": "answer_logprob"},
     )
 
 

@@ -316,7 +316,7 @@ class MinimalSets(Measured):
                 for (kind, heads), effect in zip(sets, effects.T, strict=True):
                     of = {"side": each.side, "half": half, "set": kind, "heads": named(heads)}
                     frames.append(pd.DataFrame({**of, "problem": ids, "effect": effect, "total": total}))
-        return pd.concat(frames[len(frames) > 1 :], ignore_index=True)
+        return pd.concat(frames[1:] or frames, ignore_index=True)
 
     def headline(self) -> str:
         told = []
