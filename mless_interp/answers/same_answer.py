@@ -32,21 +32,24 @@ NEW_ROW, UNIT = "\x01", "\x02"
 _SIGNS = str.maketrans(
     {
         "−": "-", "–": "-", "×": r"\cdot ", "⋅": r"\cdot ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ",
-        "≥": r"\geq ", "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ", "°": "", "£": "", "€": "",
-        "²": "^2", "³": "^3", NEW_ROW: " ", UNIT: " ",
+        "≥": r"\geq ", "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"\degree ",
+        "£": "", "€": "", "½": r"\frac{1}{2}", "²": "^2", "³": "^3", NEW_ROW: " ", UNIT: " ",
     }
 )  # fmt: skip
-_TEXT = r"\\(?:text|mbox|hbox|textbf|textit|textrm|textnormal|mathrm)\s*\{([^{}]*)\}"
+_TEXT = r"\\(?:text|mbox|hbox|textbf|textit|textrm|textnormal|mathrm)\s*\{([^{}]*?)\.?\s*\}"
 _END = r"(?![a-zA-Z])"
+_DEGREE = rf"(?:\^\s*(?:\{{\s*\\circ\s*\}}|\\circ{_END})|\\degree{_END})"
 _RULES = (
     (r"\\\\(?:\s*\[[^\]]*\])?", NEW_ROW),
     # signs that do not count
     (r"(?:,\\!|\{,\})\s*(?=\d{3}(?!\d))", ""),
+    (r"(?<=\d),(?=(?:\d{3},)*\d{3}\s*(?!\\?\w*\{?\s*(?:and|or)\b)(?:[a-zA-Z]{2}|\\(?:text|mbox|mathrm|pi)))", ""),
+    (rf"{_DEGREE}\s*,|,\s*\\?\$(?=\d)", ";"),
     (rf"\\[,;:>\s]|(?<!\\)~|\\q?quad{_END}", " "),
     (rf"\\(?:left|right|middle|[bB]igg?[lr]?|(?:display|text|script)style|(?:no)?limits|boxed){_END}|\\!|\\?[$%]", ""),
-    (rf"\^\s*(?:\{{\s*\\circ\s*\}}|\\circ{_END})|\\degree{_END}", ""),
+    (_DEGREE, ""),
     (r"^\s*\\[(\[]|\\[)\]](?=[\s.,;]*$)", ""),
-    (r"[\s.,;]+$", ""),
+    (r"(?<!\.)(?:[\s,;\\]|\.(?!\.))+$", ""),  # an ellipsis stays
     (rf"^\s*\\?[a-zA-Z]\s*\\in{_END}", ""),
     (r"\+\s*(?=\\infty)", ""),
     # one name for each thing
@@ -56,6 +59,9 @@ _RULES = (
     (rf"\\(le|ge|ne)(?:q?slant)?{_END}", r"\\\1q"),
     (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset"),
     (rf"(?<![\\a-zA-Z])(pi|infty|theta){_END}", r"\\\1 "),
+    (rf"(?<![\\a-zA-Z])inf(?:inity)?{_END}", r"\\infty "),
+    (r"(\\(?:text|mbox|mathrm)\s*\{[^{}^]*)(\^\d)\s*\}", r"\1}\2"),  # \text{cm^2}
+    (r"^((?:\\text\w*\{)?[A-Z])\)(?=\}?$)", r"\1"),  # a choice: C)
     (r"\\mathbb\s*\{?R\}?|[aA]ll real(?: number)?s", r"(-\\infty,\\infty)"),
     (rf"(?<![a-zA-Z])([apAP])\.\s?([mM])(?:\.|{_END})", r"\1\2"),  # 3:30 p.m.
     # lists, and braces round every argument
@@ -73,7 +79,9 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d*)(?:\.\d*)?"
 _POWER_OF_TEN = re.compile(r"(?:(.+)\\cdot)?10\^(?:\{([+-]?\d{1,3})\}|(\d+))")
 _FRACTION = re.compile(r"([+-]?)(\d*) ?\\frac\{([+-]?[\d.,]+)\}\{([+-]?[\d.,]+)\}")
 _REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
-_NAME = re.compile(r"\\?[a-zA-Z]+(?:_(?:\w|\{\w+\}))?'?(?:\([a-z](?:,[a-z])*\))?|\([a-z](?:,[a-z])+\)")
+_NAME = re.compile(
+    r"\\?[a-zA-Z]+(?:_(?:\w|\{\w+\}))?'?(?:\([a-zA-Z](?:,[a-zA-Z])*\))?|\(\\?[a-zA-Z]+(?:,\\?[a-zA-Z]+)+\)"
+)
 _MATRIX = re.compile(r"\[?\\begin\{([bBp]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}\]?")
 _UNIT_NAMES = {
     "in": "inch", "inche": "inch", "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "mm": "millimeter",
@@ -210,7 +218,7 @@ def _both_signs(pieces: Sequence[str]) -> list[str]:
 def _compare(answer: str, gold: str, depth: int = 0) -> Equality:
     if not answer or not gold or depth > 8:
         return Equality(False, "text")
-    if answer == gold:
+    if answer.replace(";", ",") == gold.replace(";", ","):
         return Equality(True, "text")
     left, right = number(answer), number(gold)
     if left is not None and right is not None:
@@ -259,7 +267,7 @@ def _holds_words(text: str) -> bool:
 
 
 def _is_relation(text: str) -> bool:
-    return bool(re.search(r"[<>]|!=|\\(?:[lg]eq|neq)(?![a-z])", text))
+    return bool(re.search(r"[<>]|(?<![\d)])!=|\\(?:[lg]eq|neq)(?![a-z])", text))
 
 
 def _by_math_verify(answer: str, gold: str) -> Equality:
