@@ -76,7 +76,7 @@ _UNIT = re.compile(
     r"\s*(\^\{\d\})?\s*(?=$|\\?[,;)\]}])"
 )
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d*)(?:\.\d*)?")
-_POWER_OF_TEN = re.compile(r"(?:(.+)\\cdot)?10\^(?:\{([+-]?\d{1,3})\}|(\d+))")
+_POWER_OF_TEN = re.compile(r"(?:(.+)\\cdot)?10\^(?:\{([+-]?\d{1,3})\}|(\d{1,3}))")
 _FRACTION = re.compile(r"([+-]?)(\d*) ?\\frac\{([+-]?[\d.,]+)\}\{([+-]?[\d.,]+)\}")
 _REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
 _NAME = re.compile(
@@ -191,7 +191,7 @@ def _parts(text: str) -> tuple[str, list[str]]:
     if number(text) is not None:
         return "list", [text]
     if matrix := _MATRIX.fullmatch(text):
-        rows = [split(row, "&") for row in matrix[2].split(NEW_ROW) if row]
+        rows = [row.split("&") for row in matrix[2].split(NEW_ROW) if row]
         return f"matrix {[len(row) for row in rows]}", [cell for row in rows for cell in row]
     if len(union := split(text, [r"\cup"])) > 1:
         return "union", union

@@ -487,7 +487,7 @@ def problems_of(model: str, source: str | None = None, *, limit: int | None) -> 
         from ..models.load import tokenizer_of_model
         from ..prompts.texts import problems_from_texts
 
-        return problems_from_texts(tokenizer_of_model(model), source, limit=limit)
+        return problems_from_texts(tokenizer_of_model(model), Path(source), limit=limit)
     own = Path(model) / "problems.jsonl"
     return load_problems((own if own.is_file() else "demo") if source is None else source, limit=limit)
 

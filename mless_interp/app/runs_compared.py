@@ -113,8 +113,10 @@ def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
             kinds = ", ".join(type(each).__name__ for each in every)
             raise ValueError(f"{name}: expected a run of locate, sweep or accuracy, got {kinds}")
         results[name] = found[0]
-    if len(results) < 2:
-        raise ValueError("give two or more runs")
+    if len(results) < 2 or {"head", "named in"} & set(results):
+        raise ValueError(
+            'give two or more runs; none can be called "head" or "named in", which are columns of their table'
+        )
     alike = [{"analysis": type(found).__name__, **found.settings} for found in results.values()]
     for what in ("analysis", *SAME):
         if len({settings.get(what) for settings in alike}) > 1:

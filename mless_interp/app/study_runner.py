@@ -29,6 +29,7 @@ from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem, groups_of, whole_groups
 from ..prompts.prompt import template_named
 from ..runtime.base_result import Result, Shown, ShownTable, interval_columns, limits_of, of_heads
+from ..runtime.checkpoint import key_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import progress_bar
 from ..runtime.text_safety import one_line
@@ -41,6 +42,7 @@ from .command_line import problems_of
 
 NONE = "none"  # the treatment that answers under insertions are compared with
 ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))  # stand for problems that are not known yet
+LONGEST_SLUG = 80  # letters; a file system takes 255 bytes
 ANY_HEAD = (Head(0, 0),)  # a sweep of one head has the whole effect as well
 ROW = ("name", "kind", "unit", "n_tokens", *AT)  # the keys of an insertion: a name, and what `Insertion.named` takes
 SPAN_MASS = "span_mass"  # the attention that every study reports: the later rows' share on the inserted tokens
@@ -94,9 +96,11 @@ class Study:
             raise ValueError('confirm tests named heads on fresh problems, so it needs heads = "all"')
         if not self.insertions:
             raise ValueError("a study needs insertions: write [[insertions]] with a name and a kind")
+        for at, row in enumerate(self.insertions):
+            _of(str(row.get("name", at)), _check_keys, row, ROW, ("name", "kind"))
         slugs = [NONE, *(slug(row.name) for row in self.rows(ANY_PROBLEMS))]
         if twice := [each for each in slugs if slugs.count(each) > 1]:
-            why = f"case, signs and letters after 80 make no difference, and {NONE!r} is the one without an insertion"
+            why = f"case and signs make no difference, and {NONE!r} is the one without an insertion"
             raise ValueError(f"two treatments are named {twice[0]!r} ({why})")
 
     @property
@@ -142,8 +146,9 @@ class Study:
 
 
 def slug(name: str) -> str:
-    """Return a row's name as that of a file, which takes 255 bytes: "random words, seed 1" as random-words-seed-1."""
-    return re.sub(r"\W+", "-", name).lower()[:80]
+    """Return a row's name as that of a file: "random words, seed 1" as random-words-seed-1, "/" and long ones by a digest."""
+    words = re.sub(r"\W+", "-", name).strip("-").lower()
+    return words if 0 < len(words) <= LONGEST_SLUG else key_of(name)
 
 
 @checked
@@ -172,8 +177,6 @@ def _study(told: Mapping[str, Any]) -> Study:
     if not isinstance(rows, Sequence) or not all(isinstance(each, Mapping) for each in rows):
         raise TypeError("insertions must be tables: write [[insertions]] with a name and a kind for each")
     _check_keys(told, Study.__dataclass_fields__, ("title",))
-    for at, row in enumerate(rows):
-        _of(str(row.get("name", at)), _check_keys, row, ROW, ("name", "kind"))
     return Study(**{"insertions": (), **told})
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -93,7 +93,6 @@ class CellEffects(Cells[Cell]):
     columns = columns_of("""
         of | of | | the head whose output acts
     """)
-    axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem cell"), ("total", "problem"))
 
 
 def of_cells(name: str) -> property:

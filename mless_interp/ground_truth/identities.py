@@ -149,7 +149,7 @@ def _where(holds: Callable[[Case], object], why_not: str) -> Callable[[Case], st
 
 
 _adds = _where(
-    lambda case: case.model.attention_output(0).norm is None,
+    lambda case: getattr(case.model._attention_output(0), "norm", None) is None,  # weights may be unknown
     "attention's output is normed before it is added: heads do not add up",
 )
 _after_something = _where(lambda case: case.pair.span[0], "nothing stands before the span")

@@ -50,6 +50,7 @@ CLAIMS: dict[str, tuple[str, int]] = {
 Activations = Float[Tensor, "token d_mlp"]
 SAME = 1e-6
 """Differences smaller than this part of the values are rounding and count as ties."""
+PARALLEL = "where attention and MLP read the same input (GPT-J, GPT-NeoX, Falcon, Phi-2),"
 
 
 def near_zero(activations: Activations, *, c: float, q: float) -> tuple[float, float]:
@@ -168,7 +169,14 @@ class ActivationShift(Measured):
         return f"{what}, {self.counted}: {', '.join(told)}."
 
     def details(self) -> list[str]:
-        return extension_of(self.settings)
+        found = extension_of(self.settings)
+        moved = self.table().groupby("contrast", sort=False)[["n_up", "n_down"]].sum()
+        still = moved.index[~moved.any(axis=1)]
+        if self.layer == 0 and len(still):
+            found.append(
+                f"Nothing moved beyond rounding ({', '.join(still)}): {PARALLEL} nothing inserted reaches layer 0's."
+            )
+        return found
 
     def printed(self) -> pd.DataFrame:
         columns = ["claim", "verdict", "change", "change_ci_low", "change_ci_high"]

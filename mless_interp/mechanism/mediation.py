@@ -22,7 +22,7 @@ from ..runtime.base_result import interval_columns, limits_of, place_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..statistics import defined_mean, holm, median_interval, sign_test
-from .activations import check_widths, near_zero
+from .activations import PARALLEL, check_widths, near_zero
 from .decompose import Read
 
 EDITED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -121,6 +121,9 @@ class Mediation(Measured):
         apart = table[(table["effect"] == "interaction") & (table["p_corrected"] < self.level)]
         for _, row in apart.iterrows():
             found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
+        edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")
+        if len(edits) and not edits[["n_up", "n_down"]].any(axis=None):
+            found.append(f"No edit of attention moves this layer's activations beyond rounding: {PARALLEL} none can.")
         return found
 
     def printed(self) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from .prompt import ANSWER_PREFIX, Tokenizer, check_known, encode, tokenizer_of
 @checked
 def problems_from_texts(
     model: object,
-    texts: Iterable[str] | str | Path,
+    texts: Iterable[str] | Path,
     *,
     limit: int | None = None,
     n_context: int = 64,
@@ -26,7 +26,7 @@ def problems_from_texts(
 ) -> tuple[Problem, ...]:
     """Make a problem of each text: the model continues the text with its next words. This works for any base model.
 
-    `texts` may be the path of a file, whose texts are separated by blank lines; the first `limit` are taken.
+    `texts` may be the `Path` of a file, whose texts are separated by blank lines; the first `limit` are taken.
 
     The first `n_before` tokens come before an insertion (`before="question"`), the others of the `n_context` after it;
     the answer is what follows, at least `n_answer` tokens. Cuts are made between words, at the first place where the parts,
@@ -43,8 +43,11 @@ def problems_from_texts(
         )
     if limit is not None:
         check_count(limit, name="limit")
-    if isinstance(texts, str | Path):
-        whole = Path(texts).read_text(encoding="utf-8-sig")
+    if isinstance(texts, Path):
+        try:
+            whole = texts.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{texts.name}: {error}") from error
         texts = [text.strip() for text in re.split(r"\n\s*\n", whole) if text.strip()]
     tokenizer, sizes = tokenizer_of(model), (n_before, n_context, n_context + n_answer)
     found = [_problem(tokenizer, number, text, sizes) for number, text in enumerate(islice(texts, limit))]

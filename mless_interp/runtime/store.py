@@ -63,7 +63,7 @@ def save(path: str | Path, *results: object, overwrite: bool = False, model: obj
 def load(path: str | Path) -> dict[str, object]:
     """Load the results of a folder that `save` or a run (`--out`) wrote, by name, with where they come from as "provenance".
 
-    `ValueError` names a file that is missing or changed, by the folder's manifest, or a result whose arrays do not fit.
+    `ValueError` names a file that is missing or changed, by the folder's manifest.
     """
     folder = Path(path) / RESULTS if (Path(path) / RUN).is_file() else Path(path)
     for name, why in damaged_files(folder, (DOCUMENT, ARRAYS)).items():
