@@ -89,6 +89,12 @@ def test_what_does_not_apply_is_said_and_is_false_there(tiny_model_dir: Any) -> 
         assert case.pair is before.pair or name == "I12" or named(name).formula(case).error > 1e-3
 
 
+def test_heads_add_up_where_their_weights_are_not_known(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(tiny_model_dir("qwen2"))
+    monkeypatch.setattr(case.model, "_attention_output", lambda layer: None)
+    assert [named(name).applies(case) for name in ("I9", "I10")] == [None, None]
+
+
 def test_what_stands_behind_a_question_is_hidden_with_it(tiny_model_dir: Any) -> None:
     """The end of a chat turn has read the question: a span behind it that sees it would not be blind."""
     model = loaded(tiny_model_dir("qwen2"), "bridge", "float64", "eager")
