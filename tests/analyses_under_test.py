@@ -48,7 +48,7 @@ def asking(analysis: Callable[..., Result], of: str = "some", which: str = "", *
     return lambda on, **long: analysis(on.model, getattr(on, of), *given, **options, **long)
 
 
-def tested_at(smallest_effect: float, made: Callable[..., Any]) -> Callable[..., Result]:
+def at_smallest_effect(smallest_effect: float, made: Callable[..., Any]) -> Callable[..., Result]:
     """The same, held against another smallest effect of interest."""
     return lambda on, **long: replace(made(on, **long), smallest_effect=smallest_effect)
 
@@ -139,15 +139,17 @@ OTHERWISE: dict[str, Callable[..., Result]] = {
     "curve_of_spans": behind(mi.circuit_curve, "L1H5 L0H6", n_random=2, chosen_elsewhere=True, **COMPUTED),
     "curve_of_exchanged": asking(mi.circuit_curve, "exchanged", "L1H1", n_random=1, contrast="replaced"),
     "located_by_total": asking(mi.locate_heads, "pairs", heads=["L0H3"], contrast="total", n_random_sets=2, **STRICT),
-    "direct_noising": tested_at(0.2, asking(mi.direct_effects, "some", "L0H3 L0H6 L1H1", contrast="total", **NOISING)),
-    "paths_noising": tested_at(
+    "direct_noising": at_smallest_effect(
+        0.2, asking(mi.direct_effects, "some", "L0H3 L0H6 L1H1", contrast="total", **NOISING)
+    ),
+    "paths_noising": at_smallest_effect(
         0.2, asking(mi.trace_paths, "some", "L0H6 L1H1", mlps="all", inputs=("v", "qk"), **NOISING)
     ),
     "circuit": asking(mi.trace_circuit, "some", "L0H3 L1H1", parts=OF_CIRCUITS, mlps="none", n_rows=1, **DIFFERENCE),
-    "sites_of_spans": tested_at(
+    "sites_of_spans": at_smallest_effect(
         0.2, behind(mi.patch_sites, sites=("resid_post",), n_rows=3, contrast="computed", **NOISING)
     ),
-    "positions_of_spans": tested_at(0.2, behind(mi.map_positions, "L1H5 L0H6", n_rows=1, **COMPUTED)),
+    "positions_of_spans": at_smallest_effect(0.2, behind(mi.map_positions, "L1H5 L0H6", n_rows=1, **COMPUTED)),
     "transfer_to_masked": lambda on, **long: mi.transfer(
         on.model, on.pairs, on.heads[1:3], fresh=on.fresh, **MASKED, **long
     ),

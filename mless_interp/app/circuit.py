@@ -88,9 +88,8 @@ def present(kept: Kept) -> Presented:
 
     circuit = kept.results["Circuit"]
     parts, graphs = circuit.parts().items(), ("edges", "sufficient")
-    # of edges none where there are none, which the part's answer says; of tokens that heads write a table says more
-    drawn = {name: part for name, part in parts if name != "writes" and (name not in graphs or not part.why_none())}
-    pictures = {name: part.plot() for name, part in drawn.items()}
+    # of edges none where there are none, which the part's answer says
+    pictures = {name: part.plot() for name, part in parts if name not in graphs or not part.why_none()}
     files: dict[str, object] = {f"{name}.png": picture for name, picture in pictures.items()}
     files |= {f"{name}.csv": part.table() for name, part in parts}
     if (located := circuit.located) is not None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +10,9 @@ import typer
 from typer import Argument
 
 from ..prompts.problems import load_problems
-from ..runtime.text_safety import WIDTH, one_line
 from . import command_line as line
 from .circuit import N_CONFIRM
-from .run_folder import MOST_LINES, check_run, read
+from .run_folder import check_run, read
 
 NOT_PLANNED = set("tf32 device_map max_memory offload_folder quantization_config".split())
 NOT_PLANNED |= {field.name for field in dataclasses.fields(line.Saving)} - {"seed"}
@@ -141,5 +139,5 @@ def compare(
         found = compare_runs({str(folder): read(folder).results for folder in folders})
         said, heads = found.lines(), found.heads()
         if len(heads):
-            said = [*textwrap.wrap(one_line(found.headline()), WIDTH), *TextTable.of(heads.head(ROWS), "").lines()]
-        line.tell("\n".join(said[:MOST_LINES]))
+            said += TextTable.of(heads.head(ROWS), "").lines()
+        line.tell("\n".join(said))

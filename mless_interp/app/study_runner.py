@@ -226,6 +226,7 @@ class StudyResult(Result):
     answers: AccuracyResults | None = None
     confidence: float = CONFIDENCE
 
+    picture = "study_effects"
     columns = (
         columns_of("""
         inserts | inserts | | which tokens, how many, and where if not before the question

@@ -346,7 +346,7 @@ class MinimalSets(Measured):
         return Shown((ShownTable(self.table(), "The sets; shares are of the whole effect."),))
 
     def printed(self) -> pd.DataFrame:
-        columns = ["side", "n_heads", "fresh_share", "share", "k", "n", "p_corrected", "p_random", "heads"]
+        columns = "side n_heads fresh_share fresh_share_ci_low fresh_share_ci_high share k n p_corrected p_random heads".split()
         return self.table()[columns]
 
 

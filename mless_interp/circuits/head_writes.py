@@ -232,7 +232,6 @@ class HeadWrites(Result):
         token | token | | as it stands in a text; inserted ones are marked
         promoted | promoted, preferred | | tokens of the largest means, the largest first
         suppressed | suppressed, avoided | | tokens of the smallest means, the smallest first
-        largest | largest | | the largest mean: change of a logit; of the query, score in nats
         amount | amount | | mean over problems: change of the token's logit; of the query, score in nats
         spread | spread | | standard deviation over problems
     """)
@@ -299,11 +298,10 @@ class HeadWrites(Result):
 
     def printed(self) -> pd.DataFrame:
         rows = []
-        for (at, head), (which, kind) in product(enumerate(self.heads), enumerate(KINDS)):
+        for head, kind in product(self.heads, KINDS):
             up, down = self.of(head, kind)
-            size = float(np.fmax.reduce(np.abs(self.means[at, which])))
-            rows.append((str(head), kind, _few(up, 5), _few(down, 5), size))
-        return pd.DataFrame(rows, columns="label of promoted suppressed largest".split())
+            rows.append((str(head), kind, _few(up, 5), _few(down, 5)))
+        return pd.DataFrame(rows, columns="label of promoted suppressed".split())
 
     def shown(self) -> Shown:
         short = "Tokens that heads promote and suppress; of the query, whose keys it prefers and avoids: a description."

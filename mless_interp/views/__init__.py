@@ -7,7 +7,7 @@ import lazy_loader
 
 PUBLIC = {
     "maps": ["head_map", "path_graph", "site_map", "span_map"],
-    "forests": ["forest", "summary_plot"],
+    "forests": ["forest", "study_effects", "summary_plot"],
     "lines": ["circuit_curve", "compare_profiles", "dose_response", "profiles"],
     "bars": ["accuracy_bars", "activation_histograms", "bars_of_models", "direct_bars"],
     "circuitsvis": ["attention"],

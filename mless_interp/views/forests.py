@@ -1,6 +1,8 @@
 """Forests: numbers with their intervals, a row each."""
 
 from collections.abc import Iterable
+from itertools import cycle
+from typing import Any
 
 from ..circuits.judge import NAMED
 from ..circuits.located import LocatedHeads
@@ -75,8 +77,24 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 25) -> P
     table = table.head(top)
     points = column_of(value, found.declared()).role == "points"
     drawn = (100 if points else 1) * with_limits(table, value)
-    names = table.select_dtypes(exclude="number").iloc[:, :2].astype(str)
+    names = table.loc[:, :value].select_dtypes(exclude="number").astype(str)
     picture, axes = panel(7.2, 1.2 + 0.33 * len(table))
     draw_forest(axes, [one_line(" ".join(row)) for row in names.to_numpy()], [(value, drawn, FILLED)])
     name_axes(axes, x=label, title=words_of(found))
+    return picture
+
+
+def study_effects(found: Any) -> Picture:
+    """Draw the median effect of every insertion of a `StudyResult` with its 95 % interval over problems, a row each; one
+    series per contrast; below 0 the insertion lowers the outcome."""
+    table, series = found.effect_table(), []
+    for contrast, (colour, _, marker) in zip(found.contrasts, cycle(LINES), strict=False):
+        rows = table[table["contrast"] == contrast].set_index("insertion").loc[list(found.insertions)]
+        series.append((contrast, with_limits(rows, "median"), {"marker": marker, "color": colour}))
+    picture, axes = panel(7.2, 1.5 + (0.2 + 0.2 * len(series)) * len(found.insertions))
+    draw_forest(axes, list(found.insertions), series)
+    words = f"effect on {found.outcome} ({found.unit}; below 0: the insertion lowers it)"
+    name_axes(axes, x=words, title=words_of(found, "model"))
+    if len(series) > 1:
+        key_below(picture)
     return picture
