@@ -232,6 +232,7 @@ class HeadWrites(Result):
         token | token | | as it stands in a text; inserted ones are marked
         promoted | promoted, preferred | | tokens of the largest means, the largest first
         suppressed | suppressed, avoided | | tokens of the smallest means, the smallest first
+        largest | largest | | the largest mean: change of a logit; of the query, score in nats
         amount | amount | | mean over problems: change of the token's logit; of the query, score in nats
         spread | spread | | standard deviation over problems
     """)
@@ -298,10 +299,14 @@ class HeadWrites(Result):
 
     def printed(self) -> pd.DataFrame:
         rows = []
-        for head, kind in product(self.heads, KINDS):
+        for (at, head), (which, kind) in product(enumerate(self.heads), enumerate(KINDS)):
             up, down = self.of(head, kind)
-            rows.append((str(head), kind, _few(up, 5), _few(down, 5)))
-        return pd.DataFrame(rows, columns="label of promoted suppressed".split())
+            size = float(np.fmax.reduce(np.abs(self.means[at, which])))
+            rows.append((str(head), kind, _few(up, 5), _few(down, 5), size))
+        return pd.DataFrame(rows, columns="label of promoted suppressed largest".split())
+
+    def plot(self, **options: object) -> object:
+        return super().plot(**{"value": "amount", **options})  # a row for each token, which the print has not
 
     def shown(self) -> Shown:
         short = "Tokens that heads promote and suppress; of the query, whose keys it prefers and avoids: a description."
