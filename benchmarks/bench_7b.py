@@ -212,6 +212,7 @@ def compare(folder: Path, vocabulary: int, *, device: str, locate: bool) -> None
         sweep, found = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
         if device != "cpu":
             again, _ = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
+            attributed, _ = seconds(lambda: mi.attribute_heads(model, [pair], progress=False))
             some = [mi.Head(layer, (5 * layer) % model.info.n_heads) for layer in range(model.info.n_layers)]
             with_nnsight(model, pair.answered(), some[:1])
             each, theirs = with_nnsight(model, pair.answered(), some)
@@ -232,6 +233,7 @@ def compare(folder: Path, vocabulary: int, *, device: str, locate: bool) -> None
         ("scores and profiles of all heads, s", parts["profiles"][1], scores),
         ("exact question sweep of all heads, s", parts["sweep"][1], sweep),
         *([("four exact sweeps, s", parts["locate"][1], sweeps)] if locate else []),
+        *([("attribution of all heads, s", None, attributed)] if device != "cpu" else []),
         ("peak resident memory, GB", plans["sweep"].peak / 1e9, peaks["VmRSS"]),
         ("of it anonymous, GB", None, peaks["RssAnon"]),
     ]
