@@ -10,13 +10,15 @@ import pandas as pd
 from ..answers import AccuracyResults
 from ..circuits.judge import KINDS, NAMED
 from ..circuits.located import LocatedHeads, in_words
-from ..core.arguments import checked
+from ..core.arguments import checked, listed
 from ..core.heads import Head
 from ..patching.sweep import PatchScores
 from ..runtime.base_result import Result, interval_columns, limits_of
 from ..runtime.columns import columns_of
 
 SAME = ("outcome", "contrast", "direction", "edit")  # settings in which runs must agree, or numbers cannot be compared
+TOLD = ("model", "dtype", "positions", *"template max_new_tokens temperature top_p n_samples stop_after_box".split())
+"""Settings in which they may differ, which is said."""
 COMPARED = (LocatedHeads, PatchScores, AccuracyResults)
 AGAIN = {True: ", confirmed", False: ", not confirmed", None: ""}
 
@@ -55,7 +57,7 @@ class RunsCompared(Result):
             effect = found.judged.effect if located else found.whole
             row = {"run": run, "insertion": found.settings.get("insertion")}
             row |= {name: float(end) for name, end in interval_columns("total", effect.median).items()}
-            row |= {"of_this_sign": int((effect.turned(effect.total) > 0).sum()), "n": len(effect.total)}
+            row |= {"of_this_sign": effect.of_this_sign, "n": effect.n}
             row |= {"named": int(_verdicts(found)["named"].sum()), "of_heads": len(found.heads)}
             if located and found.confirmation is not None:
                 row["confirmed"] = ", ".join(map(str, found.confirmed))
@@ -90,6 +92,14 @@ class RunsCompared(Result):
         )
         unit = next(iter(self.results.values())).unit
         return f"{answer}; median total effect in {unit}: {'; '.join(totals)}."
+
+    def rest(self) -> str:
+        of_runs = {name: [str(found.settings.get(name)) for found in self.results.values()] for name in TOLD}
+        told = [f"{name} ({', '.join(each)})" for name, each in of_runs.items() if len(set(each)) > 1]
+        return f"The runs differ in {listed(told)}." * bool(told)
+
+    def caveats(self) -> list[str]:
+        return [f"{run}: {each}" for run, found in self.results.items() for each in found.caveats()[:1]]
 
     def details(self) -> list[str]:
         ids = [set(found.problem_ids) for found in self.results.values()]

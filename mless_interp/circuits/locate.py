@@ -19,7 +19,7 @@ from ..patching.prepared import Prepared, Settings, prepare
 from ..patching.sweep import PatchScores, Sweep, sweep_heads
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, LOCATED, Contrast
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import Given, PromptPair, digest_of, pairs_like
+from ..prompts.pairs import Given, PromptPair, digest_of, draws_beside, pairs_like
 from ..prompts.problems import overlap
 from ..runtime.checkpoint import CheckpointError
 from ..runtime.loop import RunOptions, stage
@@ -217,12 +217,6 @@ def check_controls(pairs: Sequence[PromptPair]) -> None:
             raise ValueError(f"controls are matched in place and length to one insertion, but {have}: {ways}")
 
 
-def draws_beside(own: Insertion, n_draws: int, seed: int) -> list[int]:
-    """Return draws of random words to hold against an insertion: without its own, if it is one of them."""
-    drawn = own.kind == "random_sentence" and own.seed == seed
-    return [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
-
-
 def under(prepared: Prepared, insertion: Insertion) -> Prepared:
     """Return the same problems with another insertion in the same place, in each as long as its own."""
     return prepare(prepared.model, pairs_like(prepared.model, prepared.bare, insertion), prepared.outcome)
@@ -289,8 +283,8 @@ class Controls:
             return measure(other, named, contrast=self.contrast, options=self.options.part(name, named))[0]["values"]
 
         found = [
-            beside(f"random-{draw}", Insertion.random_sentence(n_tokens, seed=seed, draw=draw))
-            for draw in draws_beside(own, self.draws, seed)
+            beside(f"random-{each.draw}", each)
+            for each in draws_beside(own, Insertion.random_sentence(n_tokens, seed=seed), self.draws)
         ]
         held = {f"random_{part}": np.mean([one[part] for one in found], axis=0) for part in found[0]}
         for side, z in SIDES.items():

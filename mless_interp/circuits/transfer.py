@@ -24,13 +24,13 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import Given, PromptPair, digest_of
+from ..prompts.pairs import Given, PromptPair, digest_of, draws_beside
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..statistics import Prevalence
 from .cells import Asked, Cells, heads_of, named_on
 from .head_sets import halves
-from .locate import draws_beside, under
+from .locate import under
 
 CELLS = ("Transfer", "Random heads", "Other insertion")
 """What is given: the named heads' means, those of random heads of the same layers, those heads' under another insertion."""
@@ -93,8 +93,8 @@ def transfer(
     prepared = prepare(model, pairs, outcome, signed_for="a transfer")
     chosen = heads_of(model, heads, "transfer", contrast="content", outcome=outcome)
     search, other = halves(prepared, fresh)
-    needed, got = fewest_for(2 * len(CELLS)), f"got {len(search.ids)} and {len(other.ids)}"
-    if len(search.ids) < 2 or len(other.ids) < needed:
+    needed, got = fewest_for(2 * len(CELLS)), f"got {search.n_groups} and {other.n_groups}"
+    if search.n_groups < 2 or other.n_groups < needed:
         raise ValueError(f"a transfer is measured on at least 2 problems and tested on {needed} others or more, {got}")
     for pair in (*search.pairs, *other.pairs):
         pair.need_span("a transfer of heads")
@@ -130,10 +130,9 @@ def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, s
     if control is None or isinstance(own, Given):
         return []
     if isinstance(control, str):
-        length, draws = search.bare[0].n_inserted, draws_beside(own, n_draws, seed)
-        made = [Insertion.random_sentence(length, seed=seed, draw=draw) for draw in draws]
+        made = draws_beside(own, Insertion.random_sentence(search.bare[0].n_inserted, seed=seed), n_draws)
     else:
-        made = [control.placed_as(own)]
+        made = draws_beside(own, control.placed_as(own), 1)
     if own in made:
         raise ValueError(f"control: {own.label} is the insertion under study; give another one, or None")
     return [under(search, each) for each in made]

@@ -14,7 +14,6 @@ PerRow = Float[Tensor, "*lead dest"]
 PerColumn = Float[Tensor, "*lead src"]
 Visible = Bool[Tensor, "*#lead dest src"]
 """True where a query can see a key (causality, padding and sliding windows)."""
-Rows = Bool[Tensor, " dest"]
 Segment = Bool[Tensor, "*#lead src"]
 """True for the tokens of one segment; leading axes broadcast against the pattern's: `[batch, 1, src]` for one segment per
 prompt of a padded batch `[batch, head, dest, src]`."""

@@ -194,9 +194,7 @@ class ARM:
 
         def redistribute(layer: int, activations: Float[Tensor, "row token d_mlp"]) -> Tensor:
             rows = zip(activations, keys, strict=True)
-            return torch.stack(
-                [self.redistribute(row, generator=self.generator(key, layer=layer)) for row, key in rows]
-            )
+            return torch.stack([self.redistribute(x, generator=self.generator(key, layer=layer)) for x, key in rows])
 
         edits: dict[str, Edit] = {}
         for layer in self.layers:

@@ -23,7 +23,7 @@ from ..models.sites import Held, attention_sites, site
 from ..patching.prepared import Measured, Settings, fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, HELD_POSITIONS, Contrast
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs, pairs_like
+from ..prompts.pairs import PromptPair, digest_of, draws_beside, followed, over_pairs, own_pairs, pairs_like
 from ..prompts.problems import groups_of
 from ..runtime import base_result as results
 from ..runtime.base_result import Found, Shown, ShownTable, interval_columns, of_heads
@@ -226,9 +226,8 @@ def _controls(
         one_of(control, ("random_sentence", "an Insertion"), "control")
         control = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
     insertion = control.placed_as(pairs[0].insertion)
-    drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
-    each = (replace(insertion, draw=insertion.draw + number) for number in drawn)
-    draws = [followed(pairs_like(model, pairs, one)) for one in each]
+    made = draws_beside(pairs[0].insertion, insertion, n_draws)
+    draws = [followed(pairs_like(model, pairs, one)) for one in made]
     for pair, ours in zip(draws[0], pairs, strict=True):
         if pair.n_inserted != ours.n_inserted or pair.base.ids != ours.base.ids[: len(pair.base)]:
             raise ValueError(

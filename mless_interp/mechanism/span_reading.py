@@ -341,9 +341,7 @@ def read_span(
 
 def _token(model: Model, pair: PromptPair, what: What) -> int:
     """Find the token (or class) that is looked for in a problem; `ValueError` where there is none."""
-    given = (
-        what(pair) if not isinstance(what, str) else pair.answer_ids if what == ANSWER else _of_tag(model, pair, what)
-    )
+    given = what(pair) if callable(what) else pair.answer_ids if what == ANSWER else _of_tag(model, pair, what)
     ids, known = np.ravel(np.asarray(given)), model.info.n_classes or model.info.d_vocab
     if ids.dtype.kind not in "iu" or not len(ids) or not 0 <= ids[0] < known:
         raise ValueError(

@@ -85,7 +85,8 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
     assert logits is not None
     if not logits.isfinite().all():
         raise ModelError("its logits contain NaN or infinity on a prompt of ordinary tokens; are the weights complete?")
-    largest = size(logits)
+    if not (largest := size(logits)) > 0:  # every tolerance below is a share of it
+        raise ModelError("its logits are all 0 on a prompt of ordinary tokens; are the weights damaged?")
     allowed = tolerance * largest
     difference = row_error = gap = None
     if reference is not None:

@@ -180,9 +180,8 @@ class DoseResponse(Measured):
         table: dict[str, object] = dict(head_columns(self.heads))
         for condition in READ[::-1]:
             slopes = self.by_group(self.slopes(condition))
-            table |= interval_columns(
-                f"slope_{condition}", mean_interval(slopes, confidence=self.confidence, seed=self.seed)
-            )
+            made = mean_interval(slopes, confidence=self.confidence, seed=self.seed)
+            table |= interval_columns(f"slope_{condition}", made)
         table[f"log_odds_at_{self.doses[-1]}"] = self.by_group(self.log_odds["inserted"][:, -1]).mean(0)
         return pd.DataFrame(table | {"n": np.isfinite(slopes).sum(0)})
 
@@ -203,7 +202,8 @@ class DoseResponse(Measured):
         above = heads - np.log(self.doses)[:, None]
         middle = np.median(above[np.isfinite(above)]) if np.isfinite(above).any() else np.nan
         table = {"n_tokens": self.doses} | {str(head): heads[:, at] for at, head in enumerate(self.heads)}
-        table |= interval_columns("mean", mean_interval(self.by_group(log_odds.mean(2)), seed=self.seed))
+        made = mean_interval(self.by_group(log_odds.mean(2)), confidence=self.confidence, seed=self.seed)
+        table |= interval_columns("mean", made)
         return pd.DataFrame(table | {"slope_1": np.log(self.doses) + middle})
 
     def to_frame(self) -> pd.DataFrame:

@@ -76,6 +76,11 @@ class Effect:
         return count_of(n, *(("group of problems", "groups of problems") if self.groups else ("problem",)))
 
     @property
+    def of_this_sign(self) -> int:
+        """How many have an effect of the claimed sign, beyond rounding."""
+        return int((self.units(self.turned(self.total)) > self.rounding).sum())
+
+    @property
     def alpha(self) -> float:
         return 1 - self.confidence
 
@@ -164,9 +169,8 @@ class Effect:
             return f"{what} {has} no established effect on {outcome} (median {with_limits(self.median, unit)})"
         low, high = sorted(self.direction * float(end) for end in (self.median.low, self.median.high))
         size = f"{abs(float(self.median.estimate)):#.3g} {unit}{limits_of(low, high, '#.3g')}"
-        same = int((self.units(self.turned(self.total)) > self.rounding).sum())
         does = ("raise" if self.direction > 0 else "lower") + "s" * (not several)
-        return f"{what} {does} {outcome} by {size} in {same} of {self.counted(self.n)}"
+        return f"{what} {does} {outcome} by {size} in {self.of_this_sign} of {self.counted(self.n)}"
 
     def details(self, unit: str, name: str = "") -> str:
         median, n = f"median {with_limits(self.median, unit)}", self.counted(self.n)

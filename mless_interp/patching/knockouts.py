@@ -420,7 +420,7 @@ class ReadEffects(Parts):
         if not self.established:
             return []
         n_tests = len(self.heads) * (len(ASKED) * len(READ_EDITS) + len(BESIDE) * (len(READ_EDITS) - 1))
-        if len(self.total) < (needed := fewest_for(n_tests, self.confidence)):
+        if self.whole.n < (needed := fewest_for(n_tests, self.confidence)):
             first = f"Nothing can be shown with fewer than {needed} problems: the edits are described, no more."
         else:
             tests = f"p < {self.level:.3g} after Holm over {np.isfinite(self._corrected).sum()} tests"

@@ -64,6 +64,8 @@ class Insertion:
         check_count(self.times, name="times")
         if kind.unit in ("unit", "word", "key", "text", "token_ids") and not (self.unit or self.token_ids):
             raise ValueError(f"{self.kind} needs the {kind.unit} to insert, which is empty")
+        if min(self.token_ids, default=0) < 0:
+            raise ValueError(f"token ids are whole numbers from 0, got {min(self.token_ids)}")
         if not self._spots:
             object.__setattr__(self, "before", "question")
         known = {*product(("before", "after"), PLACES), ("before", "answer")}

@@ -158,6 +158,8 @@ def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[Prom
     def pair(row: dict[str, Any]) -> PromptPair:
         if not {"ids", "answer"} <= row.keys() <= set(KEYS):
             raise ValueError(f"expected keys ids, answer and any of {', '.join(KEYS[2:])}; got {', '.join(row)}")
+        if not isinstance(row.get("tags") or {}, Mapping):
+            raise ValueError(f'tags must be an object such as {{"kind": "a"}}, got {shown(row["tags"])}')
         return _pair(row | {"tags": _tags([row.get("tags")], 1)[0]}, {})
 
     made = Several(islice(of_lines(Path(path), pair), limit))

@@ -369,6 +369,15 @@ def over_pairs(model: Model, pairs: Sequence[PromptPair], compute: Compute, **op
     return over_problems([pair.id for pair in pairs], in_turn, **given)
 
 
+def draws_beside(own: Insertion | Given, control: Insertion, n_draws: int) -> list[Insertion]:
+    """Return a control to hold against an insertion: of random words so many draws, without its own, if it is one of them."""
+    if control.kind != "random_sentence":
+        return [control]
+    drawn = (own.seed, own.draw) if isinstance(own, Insertion) and own.kind == control.kind else None
+    made = [replace(control, draw=control.draw + number) for number in range(n_draws + 1)]
+    return [each for each in made if (each.seed, each.draw) != drawn][:n_draws]
+
+
 def pairs_like(model: object, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
     """Make the same problems' pairs with another insertion there, as long as each one's own where their lengths differ."""
     placed = insertion.placed_as(pairs[0].insertion)

@@ -69,16 +69,22 @@ class Problem:
     @classmethod
     def from_dict(cls, record: Mapping[str, object]) -> "Problem":
         """Return a problem from MATH-500's keys (problem, answer, unique_id; solution, subject, level) and our optional ones
-        (system, distractor, answer_prefix, examples, group); other keys that hold text are kept as `extra`."""
+        (system, distractor, answer_prefix, examples, group); other keys that hold a text or a number are kept as `extra`."""
         if missing := [key for key in REQUIRED_KEYS if record.get(key) is None]:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
         reserved = {*KEYS, *KEYS.values()}
-        extra = {key: text for key, text in record.items() if isinstance(text, str) and key not in reserved}
-        given: Arguments = {name: record.get(key) for name, key in KEYS.items()}
-        for name in ("id", "answer", "distractor", "level", "group"):  # these may be numbers
-            if type(given[name]) in (int, float) and math.isfinite(given[name]):
-                given[name] = str(given[name])
+        texts = {key: str(each) if _is_number(each) else each for key, each in record.items()}
+        extra = {key: text for key, text in texts.items() if isinstance(text, str) and key not in reserved}
+        given: Arguments = {
+            name: (texts if name in ("id", "answer", "distractor", "level", "group") else record).get(key)
+            for name, key in KEYS.items()
+        }
         return cls(**given, extra=extra)
+
+
+def _is_number(given: object) -> bool:
+    """Return whether a value of a file is a finite number, and as such taken for its text."""
+    return type(given) is int or (type(given) is float and math.isfinite(given))
 
 
 FIELDS = tuple(field.name for field in fields(Problem) if field.name != "extra")

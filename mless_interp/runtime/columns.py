@@ -170,9 +170,7 @@ class TextTable:
             elif numeric and role.startswith("of ") and (of := role.removeprefix("of ")) in frame.columns:
                 cells.append([_count(k, n) for k, n in zip(frame[name], frame[of], strict=True)])
             else:
-                cells.append(
-                    _numbers(frame[[name]], role) if numeric else [_other(value) for value in frame[name].tolist()]
-                )
+                cells.append(_numbers(frame[[name]], role) if numeric else [*map(_other, frame[name].tolist())])
             made.append(replace(column, heading=label, note=column.note or label, role=role if numeric else "text"))
         at_once = min(AT_ONCE, sum(rank(each) < 3 for each in shown))
         return cls(caption, tuple(made), tuple(zip(*cells, strict=True)), at_once)

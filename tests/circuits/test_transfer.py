@@ -102,10 +102,12 @@ def test_the_control_is_never_the_insertion_under_study_and_few_problems_are_ref
     made, model = planted_here(1, **READERS)
     problems, own = planted_problems(made, 16), mi.Insertion.meaningless(" /", 12)
     blocks = mi.Insertion.meaningless(" /", 2, before="question", after="question")
+    variants = [replace(each, group=str(at // 2)) for at, each in enumerate(problems)]
     pairs = mi.make_pairs(model, problems, own)
     for given, options, words in (
         (pairs, {"control": own}, "is the insertion under study"),
         (pairs[:15], {}, "measured on at least 2 problems and tested on 8 others or more, got 8 and 7"),
+        (mi.make_pairs(model, variants, own), {}, "got 4 and 4"),
         (pairs, {"control": "words"}, "unknown control"),
         (mi.make_pairs(model, problems, blocks), {}, "block"),
     ):

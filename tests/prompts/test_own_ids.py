@@ -104,9 +104,13 @@ def test_a_file_of_pairs_is_read_line_by_line(tmp_path: Path) -> None:
     path.write_text('{"ids": [1, 2], "answer": 3, "spam": 1}')
     with pytest.raises(ValueError, match=r"pairs.jsonl, line 1: expected keys ids, answer and any of distractor"):
         pairs_from_file(path)
-    path.write_text("\n")
-    with pytest.raises(ValueError, match="pairs.jsonl holds no pairs"):
-        pairs_from_file(path)
+    for text, words in (
+        ("\n", "pairs.jsonl holds no pairs"),
+        ('{"ids": [1, 2], "answer": 3, "tags": "a"}', "line 1: tags must be an object"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            pairs_from_file(path)
 
 
 def test_the_command_takes_a_file_of_pairs(tmp_path: Path) -> None:
