@@ -8,6 +8,7 @@ What counts as the same answer:
 - A unit may be left out; two different units differ (5 cm is not 5 m, 5 cents are not 5 dollars). Words of scale are part of
   the number: 2 million is 2000000. Numbers with a base need it: 52_8 is not 52.
 - Points and tuples are in order and need their brackets, intervals their kinds of brackets: (1, 2] is not (1, 2), nor 1, 2.
+- Times and ratios are the same in every part (5:25 is not 10:50); 3:4 may be written as a fraction.
 - Lists, sets and unions are in any order, `1 \pm 2` is a list of two, and a set may be written without braces.
 - Matrices entry by entry, round and square brackets alike; a determinant is none.
 - `x = 5` is 5, but `x = 5` is not `y = 5`. Equations and inequalities are math-verify's.
@@ -207,7 +208,8 @@ def _parts(text: str) -> tuple[str, list[str]]:
             return "list", [text] if len(pieces) == 1 and len(_parts(pieces[0])[1]) > 1 else pieces
         if len(pieces) > 1:
             return brackets, pieces
-    return "list", _both_signs(split(text, ",;"))
+    pieces = _both_signs(split(text, ",;"))
+    return (":", ratio) if len(pieces) == 1 and len(ratio := split(text, ":")) > 1 else ("list", pieces)
 
 
 def _both_signs(pieces: Sequence[str]) -> list[str]:
@@ -220,6 +222,8 @@ def _compare(answer: str, gold: str, depth: int = 0) -> Equality:
         return Equality(False, "text")
     if answer.replace(";", ",") == gold.replace(";", ","):
         return Equality(True, "text")
+    if bool(re.search("/|frac", answer)) != bool(re.search("/|frac", gold)):  # a ratio may be written as a fraction
+        answer, gold = (re.sub(r"^(\d+):(\d+)$", r"\\frac{\1}{\2}", each) for each in (answer, gold))
     left, right = number(answer), number(gold)
     if left is not None and right is not None:
         return Equality(left == right, "number")
