@@ -131,6 +131,7 @@ def check_tokenizer(folder: Path) -> None:
 
 def first_line(error: BaseException) -> str:
     """Say on one line what an error of another library says."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = next((at for at, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)  # "x failed:", and why
     return " ".join(lines[: said + 1]) or type(error).__name__
