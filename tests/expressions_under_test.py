@@ -7,6 +7,7 @@ callers will see differently.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path

@@ -282,6 +282,7 @@ ROOMS = {
         (
             *files("models", "devices small_parts decoders"),
             "tests/models/test_models.py::test_a_saved_hooked_transformer_is_loaded_as_it_was",
+            "tests/models/test_as_they_come.py::test_the_smallest_models_pass_the_self_check",
             *("tests/scores", EXPRESSIONS),
         ),
         speaks_of=PLACES,

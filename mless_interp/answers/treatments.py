@@ -69,7 +69,7 @@ def as_treatments(things: object) -> tuple[Treatment, ...]:
     found = tuple(map(as_treatment, things if isinstance(things, Iterable) else [things]))
     if not found:
         raise ValueError("there are no treatments; [None] answers the plain problems")
-    name, n = Counter(treatment.name for treatment in found).most_common(1)[0]
+    (name, n), *_ = Counter(treatment.name for treatment in found).most_common()
     if n > 1:
         raise ValueError(f"the treatment {name!r} is named twice; tell them apart with Treatment(..., name=...)")
     return found

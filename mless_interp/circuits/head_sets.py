@@ -149,8 +149,8 @@ class _Measured:
                 contrast=self.contrast,
                 options=self.options.part(side, names, digest_of(self.prepared.pairs)),
             )
-            sign = -1 if closed else 1
-            self._known |= zip(new, (sign * (values[:, 1:] - values[:, :1]) + 0.0).T, strict=True)
+            brought = values[:, :1] - values[:, 1:] if closed else values[:, 1:] - values[:, :1]
+            self._known |= zip(new, brought.T, strict=True)
         return np.array([self._known[each] for each in asked]).reshape(len(sets), len(self.prepared.ids)).T
 
 
@@ -283,8 +283,7 @@ class MinimalSets(Measured):
     @property
     def confirmed(self) -> dict[str, bool]:
         """Whether each set is shown to do its share in most fresh problems."""
-        sure = np.nan_to_num(self.p, nan=1.0) < self.level
-        return {each.side: bool(shown) for each, shown in zip(self.both, sure, strict=True)}
+        return {each.side: bool(p < self.level) for each, p in zip(self.both, self.p, strict=True)}
 
     def table(self) -> pd.DataFrame:
         """Return a row per set: the share reached on either half, k of n fresh problems, p; NaN where there is no such set."""

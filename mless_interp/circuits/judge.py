@@ -177,7 +177,7 @@ class Judged:
 
     def _passed(self, tests: dict[str, Prevalence]) -> dict[str, np.ndarray]:
         """Return side -> the sense in which each head passed, 0 for neither, `[head]`."""
-        sure = {side: self._sure(test.p_corrected).astype(int) for side, test in tests.items()}
+        sure = {side: (test.p_corrected < self.effect.level).astype(int) for side, test in tests.items()}
         own = self.claims  # tested in the claimed sense alone
         return {side: each[0] - each[1] if own is None else each[0] * own.senses for side, each in sure.items()}
 
@@ -197,9 +197,6 @@ class Judged:
     @cached_property
     def passed(self) -> dict[str, np.ndarray]:
         return self._passed(self.sides)
-
-    def _sure(self, p: np.ndarray) -> np.ndarray:
-        return np.nan_to_num(p, nan=1.0) < self.effect.level
 
     @cached_property
     def sense(self) -> np.ndarray:
@@ -237,11 +234,11 @@ class Judged:
     def negligible(self) -> np.ndarray:
         """Heads shown to remove and to add less than the smallest effect in most problems, `[head]`."""
         both = [self.effect.within(measured(self.values, measure))[1] for measure in SIDES.values()]
-        return self._sure(np.maximum(*both))
+        return np.maximum(*both) < self.effect.level
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        sure = {measure: self._sure(p) for measure, p in self.parts.items()}
+        sure = {measure: p < self.effect.level for measure, p in self.parts.items()}
         return tuple(self._kind(at, {name: bool(p[at]) for name, p in sure.items()}) for at in range(len(self.heads)))
 
     def _kind(self, at: int, sure: dict[str, bool]) -> str:
@@ -304,7 +301,7 @@ def specificity(
         mass = np.where(claims.reads & ~claims.adds, more_mass, np.nan)
     mass = effect.units(mass)
     n, defined = len(mass), np.isfinite(mass).sum(0)
-    enough = defined >= min(n, max(LEAST_MATCHED, n // 2))
+    enough = defined >= min(n, max(LEAST_MATCHED, n / 2))
     more = prevalence_test(margin, effect.delta, senses=(1,))
     beyond = prevalence_test(mass, effect.delta, senses=(1,), tested=enough)
     p = holm(np.fmax(more.p[0], beyond.p[0]))

@@ -164,7 +164,7 @@ class Confirmation(Verdicts):
     @property
     def confirmed(self) -> np.ndarray:
         """Whether every side that a head was named for passes again, in its sense, `[head]`; of a specialist, in a stratum."""
-        return np.nan_to_num(self.p, nan=1.0) < self.judged.effect.level
+        return self.p < self.judged.effect.level
 
     @property
     def confirmed_within(self) -> tuple[InStratum, ...]:
@@ -224,7 +224,7 @@ class Confirmation(Verdicts):
         for side, test in self.judged.sides.items():
             columns |= {f"{side}_k": test.count[0], f"{side}_p": test.p_corrected[0]}
         beside = self.control_table().reindex(columns=["label", "exceeds_random", "exceeds_random_n", "p_specific"])
-        return pd.DataFrame(columns | self._side_columns("removed")).merge(beside, on="label", how="left")
+        return pd.DataFrame(columns | self._side_columns("removed")).merge(beside, on="label")
 
     def headline(self) -> str:
         s, effect = self.settings, self.judged.effect

@@ -220,7 +220,7 @@ def _fitted(value: object, wanted: Any, where: str = "") -> object:
                 return _fitted(value, alternative, where)
             except _Unfit as found:
                 refused.append(found)
-        raise next((each for each in refused if each.args[1]), refused[0])
+        raise max(refused, key=lambda each: bool(each.args[1]))
     elif origin in SEQUENCES or (origin is tuple and inner[1:] == (...,)):
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
             return tuple(

@@ -107,7 +107,7 @@ def draw_records(
         people = rng.sample(vocabulary.names, len(values) + 1)
         facts = [
             f"{person} {rng.choice(_VERBS)} {value} {rng.choice(vocabulary.things)}"
-            for person, value in zip(people, values, strict=False)
+            for person, value in zip(people[:-1], values, strict=True)
         ]
         clauses = [" and ".join(facts) + " ."]
         for _ in range(rng.randint(*n_clauses)):

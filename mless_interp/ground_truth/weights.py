@@ -96,7 +96,7 @@ class PlantedWeights:
             return torch.linalg.qr(normal(n, n, scale=1.0)).Q
 
         embedding, n = self._features(), len(self.channel)
-        embedding[:, n:] = torch.nn.functional.normalize(normal(len(embedding), self.d_model - n, scale=1.0), dim=-1)
+        embedding[:, n:] = torch.nn.functional.normalize(normal(len(embedding), self.d_model - n, scale=1.0))
         norm = torch.full((self.d_model,), float(embedding.square().mean().sqrt()), dtype=torch.float64)
         turn = rotation(self.d_model)
         weights = {

@@ -82,12 +82,11 @@ def turned_taps(taps: Taps, turn: Turn, *, shown: str = "before") -> Taps:
     """Make the same run with its taps where queries and keys are shown, "before" they are turned or as they are "entering"
     the scores; those of the other sites are turned there and back."""
     made, back = dict(taps), shown == "entering"
-    for name in taps:
-        layer, what = parsed(name) or (0, "")
+    for layer, what in filter(None, map(parsed, taps)):
         for which, (entering, before) in enumerate(ENTERING.items()):
             if what == (before if back else entering):
                 there, again = (partial(turn, layer, which, back=way) for way in (back, not back))
-                tap = through(made.pop(name), there, again)
+                tap = through(made.pop(site(layer, what)), there, again)
                 place = site(layer, entering if back else before)
                 other = made.get(place, Tap())
                 made[place] = Tap.both(tap, other) if back else Tap.both(other, tap)

@@ -328,7 +328,7 @@ class _Checking:
             few = f"{len(levels)} other repeated tokens, {REPEATS} needed"
             return ClaimCheck(claim, mean, low, high, n, reason=few if np.isfinite(mean) else "undefined")
         _, below, above, _ = self.mean(own - np.mean(others, axis=0))
-        ranks = [1 + int((claim.direction * side * (levels - mean) >= 0).sum()) for side in (1, -1)]
+        ranks = [1 + int(by(claim.direction * (levels - mean), 0).sum()) for by in (np.greater_equal, np.less_equal)]
         likely, null = (1 - CONFIDENCE) * (1 + len(levels)), float(levels.mean())
         verdict = "agrees" if ranks[0] <= likely else "disagrees" if ranks[1] <= likely else "cannot tell"
         where = f"rank {ranks[0]} of {1 + len(levels)} repeated tokens, the lowest first"

@@ -197,11 +197,10 @@ def draw_forest(axes: Axes, rows: Sequence[str], series: Sequence[tuple[str, np.
         at = places + (0.35 - (number + 0.5) * height if len(series) > 1 else 0.0)
         axes.errorbar(values[0], at, xerr=reach_of(values), label=shortened(name), **line | style)
     axes.axvline(color="0.4", linewidth=0.8)
-    name_ticks(axes.yaxis, rows, places, fontsize=8)
+    name_ticks(axes.yaxis, rows, places)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     for place in places[1:] + 0.5:
         axes.axhline(place, color="0.9", linewidth=0.6, zorder=0)
-    axes.tick_params(axis="x", labelsize=7)
 
 
 def reach_of(values: np.ndarray) -> np.ndarray:

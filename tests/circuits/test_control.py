@@ -72,13 +72,13 @@ def test_what_specific_means_by_hand(
 
 
 def test_few_problems_still_meet_the_matched_knockout() -> None:
-    """All 7 of 7 problems are enough; 5 of 20 are not, 9 of 20 neither, 10 of 20 are."""
+    """All 7 of 7 problems are enough; 5 of 20 are not, 9 of 20 or 19 neither, 10 are."""
     many = np.tile([1.0, 1.1, 0.9, 1.05, 0.95], 4)
     assert one(many[:7], 0.1 * many[:7], 2 * many[:7])["p_specific"][0] == 1.0
     assert LEAST_MATCHED == 8
-    for defined, decides in ((5, False), (9, False), (10, True)):
-        some = np.where(np.arange(20) < defined, 2 * many, NAN)
-        found = one(many, 0.1 * many[::-1], some)
+    for n, defined, decides in ((20, 5, False), (20, 9, False), (19, 9, False), (20, 10, True), (19, 10, True)):
+        some = np.where(np.arange(n) < defined, 2 * many[:n], NAN)
+        found = one(many[:n], 0.1 * many[:n][::-1], some)
         assert (found["p_specific"][0] == 1.0) == decides and found["exceeds_mass_n"][0] == defined
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_a_line_is_the_worst_finding_and_what_cannot_be_computed_fails_it(
     assert found["reason"].tolist() == ["", "", "", "it broke", "never", ""]
 
 
-def test_lines_of_the_self_check_by_hand(model: Any) -> None:
+def test_lines_of_the_self_check_by_hand(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are up to 4, so that 4e-3 is what a tolerance of 1e-3 allows; rows and outputs are shares already."""
     figures: dict[str, Any] = {"logits_difference": 4e-3, "row_sum_error": 1e-3, "gap_difference": 3e-3}
     figures |= {"replay_difference": 2e-3, "output_error": 1e-4, "largest_logit": 4.0, "tolerance": 1e-3}
@@ -121,6 +122,10 @@ def test_lines_of_the_self_check_by_hand(model: Any) -> None:
     )
     fine = lines(tolerance=1e-7, largest_logit=0.5)
     assert [each.tolerance for each in fine] == [1e-7, 1e-5, 1e-7, 1e-7, 1e-5] and fine[0].error == 8e-3
+    monkeypatch.setattr(certificate, "check_model", Mock(side_effect=FailedCheck("rows")))
+    (broken,), nothing = certificate._self_check(model.checked(None))
+    assert (broken.name, broken.status, broken.tolerance, broken.reason) == ("self-check", "fail", 1e-3, "rows")
+    assert np.isnan(broken.error) and nothing is None
 
 
 def test_prompts_are_made_of_a_unit_that_is_one_token(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

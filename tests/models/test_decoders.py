@@ -160,7 +160,7 @@ def test_a_continued_run_is_a_whole_one(name: str, per_head: bool) -> None:
         torch.rand(2, 24, generator=torch.Generator().manual_seed(4)) > 0.4,
     )
     span[0, 2:7], span[1, 3:12] = True, True
-    shares = torch.rand(3, n, HEADS, generator=torch.Generator().manual_seed(5))
+    shares = torch.rand(4, n, HEADS, generator=torch.Generator().manual_seed(5))
     ones = torch.ones_like(shares)
     ones[0, 1, 2], ones[1, 1:, 4:], ones[2, 2, 1] = 0, 0, 0
     moved = [noise(10 + layer, 2, changed, HEADS, info.d_head) for layer in range(n)]
@@ -171,7 +171,7 @@ def test_a_continued_run_is_a_whole_one(name: str, per_head: bool) -> None:
     ):
         given: Any = {"gates": gates, "span": span, "rows": of_rows, "gated_layers": only}
         if offsets is not None:
-            given["offsets"] = [each.repeat_interleave(3, 0) for each in offsets]
+            given["offsets"] = [each.repeat_interleave(len(gates), 0) for each in offsets]
         expected = []
         for gate in gates:
 

@@ -99,8 +99,12 @@ def test_one_device_gives_what_memory_does(backend: str, capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
     for make in MADE.values():
         assert all(np.allclose(a, b, atol=1e-5, equal_nan=True) for a, b in zip(*map(make, both), strict=True))
-    memory, device = (mi.score_heads(each, asked().pairs[:1], metrics="all", progress=False) for each in both)
-    pd.testing.assert_frame_equal(memory.to_frame(), device.to_frame(), atol=1e-5, rtol=1e-5)
+    sources: tuple[Any, ...] = ("pattern", "recomputed")
+    for source in sources:
+        memory, device = (
+            mi.score_heads(each, asked().pairs[:1], metrics="all", source=source, progress=False) for each in both
+        )
+        pd.testing.assert_frame_equal(memory.to_frame(), device.to_frame(), atol=1e-5, rtol=1e-5)
 
 
 ELSEWHERE = ("edits", "attribution", "answers", "paths")

@@ -11,7 +11,7 @@ from models_under_test import loaded, pairs_for, without_stepper
 from ndif_under_test import Server, hosting, strictly
 
 import mless_interp as mi
-from mless_interp.models.info import Inputs, ModelError
+from mless_interp.models.info import Inputs, ModelError, Tap
 from mless_interp.models.load_options import Loading
 from mless_interp.models.nnsight import NnsightModel, hosted
 
@@ -99,3 +99,5 @@ def test_a_model_that_ndif_does_not_run_is_refused_with_those_that_it_does(
     there = hosted(folder, Loading())
     assert (there.remote, there.positions, there.info.dtype, there.info.name) == (True, None, "float16", folder)
     assert there.operations == here.operations and there.tokenizer("a b").input_ids == here.tokenizer("a b").input_ids
+    (step,) = there._steps(0, {"blocks.0.attn.hook_z": Tap(torch.zeros_like)}, None)
+    assert step[-2:] == (torch.zeros_like, None), "an edit alone keeps nothing"

@@ -181,6 +181,11 @@ def test_timing_is_held_against_every_rotation_of_prefix_and_question() -> None:
     assert check.measured == pytest.approx(np.mean(measured)) and check.null == pytest.approx(np.mean(null), abs=0.03)
     assert check.null == pytest.approx(0.0631356457672247), "a seed gives the rotations that it gave"
     assert check == checks(made, "timing")["timing"] and check.null != checks(made, "timing", seed=1)["timing"].null
+    ends = [claims._Checking(made, LAYERS, (), None, (), seed).mean(np.arange(20.0) ** 2)[1:3] for seed in (0, 1)]
+    expected = [mean_interval(np.arange(20.0) ** 2, seed=seed) for seed in (0, 1)]
+    assert ends == [(each.low, each.high) for each in expected] and ends[0] != ends[1]
+    gapless = checks(replace(made, conditions=("base", "inserted")))["attenuation_beyond_position"]
+    assert gapless.reason == paper.CLAIMS["attenuation_beyond_position"].missing
     missing = checks(made)["more_uniform"]
     assert (missing.verdict, missing.reason) == ("cannot tell", "no profile with random words")
     later = checks(made, "first_layer_differs", heads=[Head(1, 1)])

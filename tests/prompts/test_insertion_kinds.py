@@ -17,6 +17,7 @@ from mless_interp.prompts.insertions import KINDS, Insertion
 from mless_interp.prompts.pairs import make_pairs, pairs_like
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import Template, build_prompt, encode
+from mless_interp.prompts.texts import _pieces
 
 Folder = Callable[[str], Path]
 words, bytewise = lru_cache(word_tokenizer), lru_cache(qwen2_tokenizer)
@@ -117,6 +118,7 @@ def test_an_answer_goes_on_with_its_prefix_and_no_space_comes_between(form: str)
     assert pieces[2][-2:] == ["▁", "3"], "with nothing before it, a word of its own"
     prompt = build_prompt(tokenizer, Problem("p", "b a?", "3", system="a b."))
     assert prompt.ids == encode(tokenizer, "a b. b a?"), "a text that was cut between its words reads as it did whole"
+    assert _pieces(tokenizer, " a b a", [0, 2, 6])[0] == " a", "the space that a text begins with is its own"
 
 
 PAUSES = {"llama3_1": "<|reserved_special_token_0|>", "gemma3": "<unused0>", "qwen2_5": None}
