@@ -20,7 +20,6 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import PatchScores
 from ..prompts.pairs import PromptPair
-from ..runtime.base_result import largest_first
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
@@ -469,6 +468,12 @@ class DirectEffects(cells.CellEffects[Way]):
     def effect(self) -> np.ndarray:
         return self.direct + self.indirect
 
+    @property
+    def largest(self) -> tuple[Head, ...]:
+        """The heads by the magnitude of their median effect, the largest first."""
+        size = -np.abs(np.median(self.by_group(self.effect), axis=0))
+        return tuple(self.heads[at] for at in np.argsort(size, kind="stable"))
+
     def printed(self) -> pd.DataFrame:
-        size = np.repeat(self.effect.mean(0), len(WAYS))
-        return super().printed().loc[largest_first(self.table().assign(size=size), "size").index].head(2 * 8)
+        parts = [str(Way(head, way)) for head in self.largest for way in WAYS]
+        return super().printed().set_index(self.what[0]).loc[parts].reset_index()
