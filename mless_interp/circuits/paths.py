@@ -467,13 +467,3 @@ class DirectEffects(cells.CellEffects[Way]):
     @property
     def effect(self) -> np.ndarray:
         return self.direct + self.indirect
-
-    @property
-    def largest(self) -> tuple[Head, ...]:
-        """The heads by the magnitude of their median effect, the largest first."""
-        size = -np.abs(np.median(self.by_group(self.effect), axis=0))
-        return tuple(self.heads[at] for at in np.argsort(size, kind="stable"))
-
-    def printed(self) -> pd.DataFrame:
-        parts = [str(Way(head, way)) for head in self.largest for way in WAYS]
-        return super().printed().set_index(self.what[0]).loc[parts].reset_index()
