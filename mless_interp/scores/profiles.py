@@ -410,9 +410,8 @@ class SegmentAttention(results.Result):
         if "inserted" not in self.segments:
             return table
         shares = self._cells(None).mean(1)[..., self.segments.index("inserted")]
-        return table.assign(
-            **results.interval_columns("inserted", mean_interval(self.by_group(shares), seed=self.seed))
-        )
+        made = mean_interval(self.by_group(shares), seed=self.seed)
+        return table.assign(**results.interval_columns("inserted", made))
 
     def quantity(self, column: str) -> results.Quantity:
         unit = "share of the reading segment's attention" * (column in ("share", *self.segments))

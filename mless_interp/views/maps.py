@@ -39,8 +39,8 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3) -> Pictur
     signed = quantity.signed or bool((grid[np.isfinite(grid)] < 0).any())
     sure = table[table[quantity.p] < quantity.level] if quantity.p in table else table.head(0)
     named = table[table["kind"].isin(NAMED)] if "kind" in table else table.head(0)
-    by_value = table.sort_values(value, ascending=False, kind="stable")  # as scores' headline and `top` rank them
-    ranked = by_value if isinstance(found, HeadScores) else largest_first(table, value)
+    scores = isinstance(found, HeadScores)  # their headline and `top` name the largest values
+    ranked = table.sort_values(value, ascending=False, kind="stable") if scores else largest_first(table, value)
     ranked = ranked.dropna(subset=[value]).head(top)
     texts = {(row.layer, row.head): str(row.head) for row in ranked.itertuples()}
     picture, axes = draw.panel(max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9))
@@ -67,7 +67,8 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3) -> Pictur
         entries.append((f"p < {quantity.level:.3g}, corrected: {claim}", draw.STROKES))
     entries += [(each, FRAME | {"facecolor": "white"}) for each in words.values()]
     if len(texts) > len(named):
-        entries.append((f"number without letters: one of the {len(ranked)} largest heads", {"linestyle": "none"}))
+        largest = f"one of the {len(ranked)} largest {'values' if scores else 'heads'}"
+        entries.append((f"number without letters: {largest}", {"linestyle": "none"}))
     if np.isnan(grid).any():
         entries.append(UNDEFINED)
     if entries:
