@@ -355,7 +355,7 @@ class SegmentAttention(results.Result):
         src | to | | segment whose tokens are attended to
         share | share | share | of the attention of the segment that attends, mean over problems
     """)
-    drawn = ("inserted",)
+    drawn = ("inserted", "share")  # of the print, and of the table
 
     @property
     def conditions(self) -> tuple[str, ...]:
