@@ -65,9 +65,16 @@ def wide() -> Any:
 
 
 def many() -> Any:
-    """What 13 heads do, the first of them the most."""
+    """What 13 heads do, the first of them the most, the last of them much in one problem."""
     cells = tuple(small.Way(mi.Head(0, at // 2), ("direct", "indirect")[at % 2]) for at in range(26))
-    return replace(small.directed(), cells=cells, values=np.linspace(0.9, 0.1, 26) + small.spread(12)[:, None])
+    once = 9.0 * (np.arange(12)[:, None] == 0) * (np.arange(26) > 23)
+    return replace(small.directed(), cells=cells, values=np.linspace(0.9, 0.1, 26) + small.spread(12)[:, None] + once)
+
+
+def alike() -> Any:
+    """Before the first layer one pair differs, and all others are read alike."""
+    found, one = small.readable(), np.arange(24)[:, None, None, None] < 2
+    return replace(found, margin=np.where(found.margin == 0, 0.5 * one, found.margin))
 
 
 def needed() -> Any:
@@ -85,6 +92,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "head_map, named": lambda: views.head_map(small.located()),
     "head_map, lowered": lambda: views.head_map(small.located(-1.0)),
     "head_map, needed": lambda: views.head_map(needed()),
+    "span_map, read alike": lambda: views.span_map(alike()),
     "direct_bars, many": lambda: views.direct_bars(many()),
     "direct_bars, no effect": lambda: views.direct_bars(replace(small.directed(), total=small.spread(12))),
     "activation_histograms, total": lambda: views.activation_histograms(small.activations(), contrast="total"),

@@ -164,6 +164,11 @@ def test_what_fits_goes_through_and_what_can_be_gone_through_once_becomes_a_tupl
     assert found == becomes and type(found) is type(becomes)
 
 
+def test_a_view_refuses_a_result_of_another_kind() -> None:
+    with pytest.raises(TypeError, match="found must be a PathEffects, got a PatchScores"):
+        mi.views.path_graph(good()["found"])
+
+
 def test_a_checked_function_is_still_itself() -> None:
     assert takes(np.int8(2), iter([1]), array=3, later=4, other=5) == (2, (1,), 3, 4)
     assert takes.__name__ == "takes" and takes.__doc__ == "What is taken."

@@ -21,7 +21,7 @@ from ..patching.prepared import Measured, Prepared, Settings, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
 from ..runtime.base_result import Quantity, Shown, ShownTable, interval_columns, of_heads, tidy
-from ..runtime.columns import columns_of
+from ..runtime.columns import columns_of, ends_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
 from ..statistics import Prevalence, derive_generator, fewest_problems, holm, prevalence_test
@@ -345,8 +345,10 @@ class MinimalSets(Measured):
         return Shown((ShownTable(self.table(), "The sets; shares are of the whole effect."),))
 
     def printed(self) -> pd.DataFrame:
-        columns = "side n_heads fresh_share fresh_share_ci_low fresh_share_ci_high share k n p_corrected p_random heads".split()
-        return self.table()[columns]
+        table = self.table()
+        share = self.default_column(table)  # the one that is drawn: room for its interval
+        columns = ["fresh_share", "share", *ends_of(share), "k", "n", "p_corrected", "p_random", "heads"]
+        return table[["side", "n_heads", *columns]]
 
 
 def rank_among(whole: Effect, own: np.ndarray, random: np.ndarray) -> float:

@@ -20,7 +20,6 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import PatchScores
 from ..prompts.pairs import PromptPair
-from ..runtime.base_result import largest_first
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
@@ -468,7 +467,3 @@ class DirectEffects(cells.CellEffects[Way]):
     @property
     def effect(self) -> np.ndarray:
         return self.direct + self.indirect
-
-    def printed(self) -> pd.DataFrame:
-        size = np.repeat(self.effect.mean(0), len(WAYS))
-        return super().printed().loc[largest_first(self.table().assign(size=size), "size").index].head(2 * 8)

@@ -183,7 +183,8 @@ class JointKnockout(Measured):
     chosen_elsewhere: bool = False
 
     columns = columns_of("""
-        effect | mean effect | | what the set carries of the insertion's effect, in the outcome's unit
+        median | median part of the insertion's effect | | what the set carries: knocking it out undoes this
+        effect | mean part | | the same, mean over problems
     """)
 
     @property
@@ -246,8 +247,8 @@ class JointKnockout(Measured):
         if self.sets:
             middle = self._middle(self.random)
             p = f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
-            others = f"{len(self.sets)} other sets of the same layers and size do so by {middle:#.3g} (median)"
-            found.append(f"{others}, {self.n_as_large or 'none'} of them by as much; {p}.")
+            others = f"{count_of(len(self.sets), 'random set')} in the same layers: {middle:#.3g} (median)"
+            found.append(f"{others}, {self.n_as_large or 'none'} as much; {p}.")
         elif self.settings.get("n_random_sets"):
             found.append("There is no other set of the same size in the same layers.")
         if len(self.heads) > 1:
@@ -260,7 +261,17 @@ class JointKnockout(Measured):
         return found
 
     def printed(self) -> pd.DataFrame:
-        return self.table().head(1)
+        """Return the set's row, and one of the random sets: their median, and between which medians the middle of them lie."""
+        table = self.table()
+        made, random = table.head(1).copy(), table.iloc[1:]
+        if len(random):
+            which = f"median and middle {self.interval_words} of {count_of(len(random), 'set')}"
+            middle = random["median"].quantile([0.5, (1 - self.confidence) / 2, (1 + self.confidence) / 2])
+            made.loc[1] = ["random", which, *middle, random["effect"].median()]
+        return made
+
+    def rest(self) -> str:
+        return self.details()[0] if self.sets else ""
 
 
 @checked

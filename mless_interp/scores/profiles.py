@@ -119,6 +119,7 @@ class AttentionProfile(results.Result):
     confidence: float = CONFIDENCE
 
     picture = "profiles"
+    drawn = ("inserted_relative", "question_relative")
     columns = columns_of("""
         before_received | before the span | | attention that a token before the span receives, mean
         inserted_received | in the span | | attention that an inserted token receives, mean
@@ -268,7 +269,7 @@ class AttentionProfile(results.Result):
         caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
         table = self.table()
         columns = [name for name in table if name not in ("layer", "head")]
-        drawn = results.head_map(table, ["inserted_relative", "question_relative"], columns)
+        drawn = results.head_map(table, self.drawn, columns)
         return results.Shown((results.ShownTable(table, caption, columns),), drawn)
 
 
@@ -354,6 +355,7 @@ class SegmentAttention(results.Result):
         src | to | | segment whose tokens are attended to
         share | share | share | of the attention of the segment that attends, mean over problems
     """)
+    drawn = ("inserted", "share")  # of the print, and of the table
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -403,10 +405,17 @@ class SegmentAttention(results.Result):
         ]
 
     def printed(self) -> pd.DataFrame:
-        return self.over_heads()
+        """Return `over_heads`, the share of the inserted tokens with its interval over problems."""
+        table = self.over_heads()
+        if "inserted" not in self.segments:
+            return table
+        shares = self._cells(None).mean(1)[..., self.segments.index("inserted")]
+        made = mean_interval(self.by_group(shares), seed=self.seed)
+        return table.assign(**results.interval_columns("inserted", made))
 
     def quantity(self, column: str) -> results.Quantity:
-        return replace(super().quantity(column), unit="share" if column in ("share", *self.segments) else "")
+        unit = "share of the reading segment's attention" * (column in ("share", *self.segments))
+        return replace(super().quantity(column), unit=unit)
 
     def shown(self) -> results.Shown:
         over = "mean share of attention from the rows of a segment (left) to the keys of another"

@@ -5,6 +5,8 @@ from typing import Any
 
 import lazy_loader
 
+from ..core.arguments import checked
+
 PUBLIC = {
     "maps": ["head_map", "path_graph", "site_map", "span_map"],
     "forests": ["forest", "study_effects", "summary_plot"],
@@ -13,7 +15,13 @@ PUBLIC = {
     "circuitsvis": ["attention"],
 }
 """module -> its public names."""
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["draw"], PUBLIC)
+_loaded, __dir__, __all__ = lazy_loader.attach(__name__, ["draw"], PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a module of this room, or a view that refuses results of another kind."""
+    found = _loaded(name)
+    return checked(found) if callable(found) else found
 
 
 def show_after_cell(made: Any) -> None:

@@ -7,7 +7,7 @@ from ..answers import AccuracyResults
 from ..answers.treatments import RANDOM
 from ..circuits.paths import WAYS, DirectEffects
 from ..mechanism import ActivationShift
-from ..runtime.base_result import place_of, turned
+from ..runtime.base_result import largest_first, place_of, turned
 from . import draw
 from .draw import HATCHES, LINES, Picture, Style, name_axes, name_ticks, reach_of, with_limits, words_of
 
@@ -83,13 +83,14 @@ def activation_histograms(shift: ActivationShift, *, contrast: str | None = None
 def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     """Draw a stacked bar per head: what it writes straight to the logits, and what goes through later parts.
 
-    Means over problems, which add up: shares of the mean total effect where that is known, else in the outcome's unit. Bars of
-    one head may point both ways; the diamond is their sum. A star stands at a way that most problems show (corrected p).
+    Heads stand as in the print, by the larger median of both ways. Bars are means over problems, which add up: shares of the
+    mean total effect where that is known, else in the outcome's unit. Bars of one head may point both ways; the diamond is
+    their sum. A star stands at a way that most problems show (corrected p).
     """
     table = turned(found, found.table())
     known = bool(table["effect_fraction"].notna().any())
-    column, words = ("effect_fraction", "part of the insertion's effect") if known else ("effect", "mean effect")
-    heads = [str(found.heads[at]) for at in np.argsort(-np.abs(found.effect.mean(0)), kind="stable")[:top]]
+    column, words = ("effect_fraction", "mean, as part of the mean effect") if known else ("effect", "mean effect")
+    heads = list(largest_first(table, "median")["of"].unique()[:top])
     ways = {way: table[table["way"] == way].set_index("of").loc[heads] for way in WAYS}
     told = ("straight to the logits", "through later parts of the model")
     picture, axes = draw.panel(max(4.6, 0.5 * len(heads) + 2.0), 3.4)

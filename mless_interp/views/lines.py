@@ -8,12 +8,14 @@ from ..circuits.head_sets import CircuitCurve
 from ..core.arguments import count_of
 from ..core.heads import Head, as_head, as_heads
 from ..patching.dose import DoseResponse
-from ..runtime.base_result import limits_of
+from ..runtime.base_result import largest_first, limits_of
 from ..scores import AttentionProfile, Curve
 from . import draw
 from .draw import GREY, LINES, Axes, Picture, Style, draw_series, name_axes, name_ticks, with_limits, words_of
 
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
+MOST = 6
+"""Heads of a profile that are drawn unless they are chosen: 784 side by side would be 80 metres."""
 
 
 def profiles(
@@ -27,15 +29,19 @@ def profiles(
 
     Above, all conditions at the base prompt's tokens; below (`whole`), the whole sequence of the last condition with its
     inserted span shaded. Lines are means over problems, bands their 95 % bootstrap intervals, grey is what uniform attention
-    would give.
+    would give. `heads`: default all, of more than 6 those whose inserted tokens receive the most beside uniform attention.
     """
     every = [profile] if isinstance(profile, AttentionProfile) else list(profile)
     chosen = None if heads is None else as_heads(heads)
-    shown = [(profile, head) for profile in every for head in (profile.heads if chosen is None else chosen)]
+    shown = [(each, head) for each in every for head in (_strongest(each) if chosen is None else chosen)]
     conditions = tuple(conditions or every[0].conditions)
     last = conditions[-1]
     whole = whole and all(profile.shaded(last) for profile in every)
     picture, rows = _grid(len(shown), 2 if whole else 1)
+    if chosen is None and len(shown) < (n := sum(len(each.heads) for each in every)):
+        picture.suptitle(
+            f"{len(shown)} of {n} heads, the largest ratios to uniform attention; choose with heads=", fontsize=9
+        )
     for column, (profile, head) in enumerate(shown):
         for axes, drawn, aligned in zip(rows[:, column], (conditions, (last,)), (True, False), strict=False):
             for condition in drawn:
@@ -48,6 +54,14 @@ def profiles(
             title = "\n".join([words_of(profile, "model"), words_of(profile, "insertion"), str(head)])
             _label_curve(axes, title if aligned else "", "without the span" if aligned else "whole prompt")
     return picture
+
+
+def _strongest(profile: AttentionProfile) -> Sequence[Head]:
+    if len(profile.heads) <= MOST:
+        return profile.heads
+    table = profile.table()
+    table = table[table["condition"] == profile.conditions[-1]]
+    return as_heads(largest_first(table, profile.default_column(table))["label"][:MOST])
 
 
 def compare_profiles(panels: Sequence[tuple[str, Head | str, Mapping[str, AttentionProfile]]]) -> Picture:

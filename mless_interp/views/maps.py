@@ -14,10 +14,12 @@ from ..core.heads import Head
 from ..mechanism import SpanReadings
 from ..mechanism.span_reading import READERS
 from ..runtime.base_result import Result, largest_first, turned
+from ..scores import HeadScores
 from . import draw
 from .draw import Axes, Picture, Style, draw_cells, name_axes, words_of
 
 FRAME: Style = {"edgecolor": "black", "linewidth": 1.8}
+UNDEFINED: tuple[str, Style] = ("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"})
 
 
 def head_map(found: Result, *, value: str | None = None, top: int = 3) -> Picture:
@@ -28,7 +30,7 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3) -> Pictur
     of their kind (a minus before them: against the effect). Grey is undefined or not tested.
 
     `value`: the column to show (None: the result's own choice, for example removed_share, share, lam); `top`: how many heads
-    of largest magnitude carry their number.
+    of largest magnitude (of scores: of largest value) carry their number.
     """
     table = draw.head_table(found)
     value, quantity, label = draw.chosen_column(found, table, value)
@@ -37,7 +39,9 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3) -> Pictur
     signed = quantity.signed or bool((grid[np.isfinite(grid)] < 0).any())
     sure = table[table[quantity.p] < quantity.level] if quantity.p in table else table.head(0)
     named = table[table["kind"].isin(NAMED)] if "kind" in table else table.head(0)
-    ranked = largest_first(table, value).dropna(subset=[value]).head(top)
+    scores = isinstance(found, HeadScores)  # their headline and `top` name the largest values
+    ranked = table.sort_values(value, ascending=False, kind="stable") if scores else largest_first(table, value)
+    ranked = ranked.dropna(subset=[value]).head(top)
     texts = {(row.layer, row.head): str(row.head) for row in ranked.itertuples()}
     picture, axes = draw.panel(max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9))
     hatched = list(zip(sure["layer"], sure["head"], strict=True))
@@ -63,9 +67,10 @@ def head_map(found: Result, *, value: str | None = None, top: int = 3) -> Pictur
         entries.append((f"p < {quantity.level:.3g}, corrected: {claim}", draw.STROKES))
     entries += [(each, FRAME | {"facecolor": "white"}) for each in words.values()]
     if len(texts) > len(named):
-        entries.append((f"number without letters: one of the {len(ranked)} largest heads", {"linestyle": "none"}))
+        largest = f"one of the {len(ranked)} largest {'values' if scores else 'heads'}"
+        entries.append((f"number without letters: {largest}", {"linestyle": "none"}))
     if np.isnan(grid).any():
-        entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
+        entries.append(UNDEFINED)
     if entries:
         picture.set_figheight(picture.get_figheight() + 0.17 * max(0, len(entries) - 2))
         draw.key_below(picture, entries)
@@ -105,11 +110,13 @@ def span_map(found: SpanReadings) -> Picture:
     """Draw layer x position for each reader of a `SpanReadings`: in which share of the pairs own tokens are read better.
 
     Above half (chance) in one colour, below it in the other; strokes where most pairs show it (corrected p), grey
-    where nothing differs or nothing is known. The lowest row is the embedding.
+    where nothing is known, or own and exchanged tokens are read alike: the margin's interval lies within the smallest margin.
+    The lowest row is the embedding.
     """
     table = found.table()
     shape = len(READERS), len(found.layers), len(found.places)
-    shares = table["pairs_share"].where(table["p_corrected"].notna()).to_numpy(dtype=float).reshape(shape) - 0.5
+    known = table["p_corrected"].notna() & (np.abs(draw.with_limits(table, "margin")) > found.tested.delta).any(0)
+    shares = table["pairs_share"].where(known).to_numpy(dtype=float).reshape(shape) - 0.5
     rows, names = ["embedding", *map(str, found.layers[1:])], ("inserted tokens", "after layer (zero-based)")
     options: Style = {"limit": 0.5, "label": "pairs read right", "axes": names, "wide": 0.3}
     claim = f"p < {found.level:.3g}, corrected: most pairs show it"
@@ -144,8 +151,9 @@ def _draw_panels(
         draw.name_ticks(here.xaxis, columns, rotation=90)
         draw.name_ticks(here.yaxis, rows)
         name_axes(here, x=axes[0], y=axes[1] if at == 0 else None, title=titles[at] or None)
-    if hatched.any():
-        draw.key_below(picture, [(claim, draw.STROKES)])
+    entries = [(claim, draw.STROKES)] * bool(hatched.any()) + [UNDEFINED] * bool(np.isnan(grids).any())
+    if entries:
+        draw.key_below(picture, entries)
     return picture, draw.colour_bar(image, places, label, shrink=0.9)
 
 

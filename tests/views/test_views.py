@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 from pictures_under_test import KEPT, PAGES, PICTURES, drawn
 from PIL import Image
-from small_results import activations, answered, checked, patched, placed
+from small_results import activations, answered, checked, patched, placed, profiled
 
 import mless_interp as mi
 from mless_interp.runtime.base_result import ShownMap
@@ -39,6 +40,17 @@ def test_what_is_asked_for_in_vain_is_named() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             draw()
+
+
+def test_of_many_heads_a_few_are_drawn_and_the_title_says_so() -> None:
+    sizes, made = np.linspace(0.2, 1, 8)[:, None], {"heads": tuple(mi.Head(1, at) for at in range(8))}
+    for name, size in (("received", sizes), ("uniform", 0 * sizes + 1)):
+        made[name] = {run: tuple(size * each for each in of) for run, of in getattr(profiled(), name).items()}
+    found = replace(profiled(), **made)
+    picture = mi.views.profiles(found)
+    assert picture.get_suptitle() == "6 of 8 heads, the largest ratios to uniform attention; choose with heads="
+    assert [axes.get_title()[-4:] for axes in picture.axes[:6]] == [f"L1H{at}" for at in (7, 6, 5, 4, 3, 2)]
+    assert len(mi.views.profiles(found, found.heads).axes) == 16
 
 
 def test_drawing_touches_nothing_global(tmp_path: Any) -> None:
