@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 from scipy.stats import mannwhitneyu
 
 import mless_interp as mi
-from mless_interp.circuits.located import strata_of
+from mless_interp.circuits.located import in_words, strata_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "published-circuits.md"
 EVERY_INPUT = (*mi.circuits.paths.INPUTS, *mi.circuits.paths.PAIRS_OF_INPUTS, "qkv")
@@ -230,7 +230,8 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     found = mi.locate_heads(model, pairs, confirm=fresh, by=asked.by, **options)
     sure = {str(head) for head in found.confirmed or found.found}
     heads = [mi.Head.parse(label) for label in found.table()["label"] if label in sure]  # by size
-    served = {str(head): strata_words(found, head) for head in sorted(found.found)}
+    each = sorted(found.judged.found.each())
+    served = {str(head): strata_words(found, head) or "against" * (sense < 0) for head, _, sense in each}
     lines = [f"### {model.info.name.rpartition('/')[2]}: {asked.title}"]
     lines.append(
         f"Contrast `{asked.contrast}`, {asked.outcome}; {len(pairs)} problems name heads, {len(fresh)} others confirm them."
@@ -261,7 +262,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         found_edge = f"{edge.sender} -> {edge.receiver} {least or 'not shown'}"
         rows.append(f"- Edge published: {edge}; found: {found_edge}: **{agree}**.")
     lines += ["\n".join(rows), asked.why]
-    shown = found.table().head(len(found.found) or 1)
+    shown = found.table().head(len(found.found) or 1).assign(kind=lambda table: in_words(table, "kind"))
     records = shown.to_dict("records")
     again = [r["label"] for r in records if r["confirmed"] is not True]
     lines.append(
@@ -290,10 +291,8 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         try:
             curve = mi.circuit_curve(model, fresh[: 2 * N], heads, chosen_elsewhere=True, **options)
             (cpr, worst), (cmd, other) = curve.cpr[:2], curve.cmd[:2]
-            lines.append(
-                f"CPR {cpr:.3f}, CMD {cmd:.3f} (reversed order {worst:.3f}, {other:.3f}); "
-                f"ablation: {curve.settings['ablation']}."
-            )
+            backwards = "" if curve.partial else f" (reversed order {worst:.3f}, {other:.3f})"
+            lines.append(f"CPR {cpr:.3f}, CMD {cmd:.3f}{backwards}; ablation: {curve.settings['ablation']}.")
         except ValueError as error:
             lines.append(f"No curve: {error}")
     return "\n\n".join(line for line in lines if line)
@@ -517,8 +516,8 @@ Circuits that others published for their models, and this toolkit's findings.
 `python tools/published_circuits.py FOLDER` writes this page from a folder of these models, which are not part of the
 project. One run: mless_interp {version}, TransformerLens {library}, float32, seed 0. Counts are problems in which a head or
 an edge does more than the smallest effect; shares are of the total effect, with 95 % limits. CPR and CMD: [circuit
-curves](methods.md#7-outcomes-and-attribution) on fresh problems (1 and 0: the named heads restore all of the effect).
-Fresh problems confirm all named heads unless a line says otherwise.
+curves](methods.md#7-outcomes-and-attribution) on fresh problems (1 and 0: the named heads restore all of the effect),
+other heads last, by layer. Fresh problems confirm all named heads unless a line says otherwise.
 """
 
 

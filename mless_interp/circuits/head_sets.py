@@ -250,7 +250,7 @@ class MinimalSets(Measured):
     fresh_groups: tuple[str, ...] = field(default=(), kw_only=True)
 
     columns = columns_of("""
-        share | share | share | what the set brings, of the effect in the middle problem
+        share | share | share | what the set brings on the problems that chose it, of the effect in the middle one
         confirmed | confirmed | verdict | passes again on fresh problems
         fresh_share | share on fresh problems | share | what the set brings there, of the effect in the middle problem
         p_random | p, random sets | p | rank among random sets of the same size and layers, on fresh problems
@@ -330,6 +330,7 @@ class MinimalSets(Measured):
         found: list[str] = []
         here, there = self.wholes
         for each in self.both:
+            side = each.side.capitalize()
             if not here.established:
                 found.append(f"No {each.side} set: most problems do not show an effect of one sign.")
             elif not each.heads:
@@ -338,12 +339,16 @@ class MinimalSets(Measured):
                 enough = f"{100 * self.share:z.0f} % of the median effect (shares in tables are the middle problem's)"
                 found.append(f"No {each.side} set: {tried} no set's median reaches {enough}.")
             elif not there.established:
-                found.append(f"{each.side.capitalize()}: on fresh problems no such effect is established.")
-            found += [f"In place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]
+                found.append(f"{side}: on fresh problems no such effect is established.")
+            found += [f"{side}, in place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]
         return [*found, *named_words(self.settings)]
 
     def shown(self) -> Shown:
         return Shown((ShownTable(self.table(), "The sets; shares are of the whole effect."),))
+
+    @property
+    def printed_of(self) -> str:
+        return "Table: fresh problems; share: those that chose the sets."
 
     def printed(self) -> pd.DataFrame:
         columns = "side n_heads fresh_share fresh_share_ci_low fresh_share_ci_high share k n p_corrected p_random heads".split()
@@ -452,6 +457,16 @@ class CircuitCurve(Measured):
     """)
 
     @property
+    def n_given(self) -> int:
+        """How many heads were given: the first of the ranking, of which all others are the tail, by layer."""
+        return int(self.settings.get("n_ranked", len(self.ranking)))
+
+    @property
+    def partial(self) -> bool:
+        """Whether heads were left out, so that the end of the ranking ranks nothing."""
+        return self.n_given < len(self.ranking)
+
+    @property
     def fractions(self) -> np.ndarray:
         return self.sizes / len(self.ranking)
 
@@ -508,7 +523,16 @@ class CircuitCurve(Measured):
         first, last = self.sizes[at - 1] + 1, self.sizes[at]
         size = last if first >= last else f"{first} to {last}"
         of = f"{size} of {count_of(len(self.ranking), 'head')}"
-        return f"{whole}; half of it returns with the first {of} (CPR {self.cpr[0]:.2f}, reversed {self.cpr[1]:.2f})."
+        backwards = "" if self.partial else f", reversed {self.cpr[1]:.2f}"
+        return f"{whole}; half of it returns with the first {of} (CPR {self.cpr[0]:.2f}{backwards})."
+
+    def rest(self) -> str:
+        n, others = self.n_given, len(self.ranking) - self.n_given
+        told = f"{count_of(n, 'given head')} {'is' if n == 1 else 'are'} ranked; the other {others} follow by layer"
+        return f"The {told}, also in CPR and CMD." * self.partial
+
+    def printed(self) -> pd.DataFrame:
+        return super().printed().drop(columns=["reversed"] * self.partial)
 
     def details(self) -> list[str]:
         words, cpr, cmd, n = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd, len(self.orders) - 2
