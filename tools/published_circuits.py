@@ -291,7 +291,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         try:
             curve = mi.circuit_curve(model, fresh[: 2 * N], heads, chosen_elsewhere=True, **options)
             (cpr, worst), (cmd, other) = curve.cpr[:2], curve.cmd[:2]
-            backwards = "" if curve.partial else f" (reversed order {worst:.3f}, {other:.3f})"
+            backwards = "" if curve.n_tail else f" (reversed order {worst:.3f}, {other:.3f})"
             lines.append(f"CPR {cpr:.3f}, CMD {cmd:.3f}{backwards}; ablation: {curve.settings['ablation']}.")
         except ValueError as error:
             lines.append(f"No curve: {error}")

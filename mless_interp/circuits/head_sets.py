@@ -457,14 +457,9 @@ class CircuitCurve(Measured):
     """)
 
     @property
-    def n_given(self) -> int:
-        """How many heads were given: the first of the ranking, of which all others are the tail, by layer."""
-        return int(self.settings.get("n_ranked", len(self.ranking)))
-
-    @property
-    def partial(self) -> bool:
-        """Whether heads were left out, so that the end of the ranking ranks nothing."""
-        return self.n_given < len(self.ranking)
+    def n_tail(self) -> int:
+        """How many heads were not given: they end the ranking, by layer."""
+        return len(self.ranking) - int(self.settings.get("n_ranked", len(self.ranking)))
 
     @property
     def fractions(self) -> np.ndarray:
@@ -523,16 +518,15 @@ class CircuitCurve(Measured):
         first, last = self.sizes[at - 1] + 1, self.sizes[at]
         size = last if first >= last else f"{first} to {last}"
         of = f"{size} of {count_of(len(self.ranking), 'head')}"
-        backwards = "" if self.partial else f", reversed {self.cpr[1]:.2f}"
+        backwards = "" if self.n_tail else f", reversed {self.cpr[1]:.2f}"
         return f"{whole}; half of it returns with the first {of} (CPR {self.cpr[0]:.2f}{backwards})."
 
     def rest(self) -> str:
-        n, others = self.n_given, len(self.ranking) - self.n_given
-        told = f"{count_of(n, 'given head')} {'is' if n == 1 else 'are'} ranked; the other {others} follow by layer"
-        return f"The {told}, also in CPR and CMD." * self.partial
+        given = f"Given and ranked: {count_of(len(self.ranking) - self.n_tail, 'head')}"
+        return f"{given}; the other {self.n_tail} follow by layer, also in CPR and CMD." if self.n_tail else ""
 
     def printed(self) -> pd.DataFrame:
-        return super().printed().drop(columns=["reversed"] * self.partial)
+        return super().printed().drop(columns=["reversed"] * bool(self.n_tail))
 
     def details(self) -> list[str]:
         words, cpr, cmd, n = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd, len(self.orders) - 2

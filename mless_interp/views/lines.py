@@ -94,11 +94,12 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     at, random = table["n_heads"], (table["random_low"], table["random_high"])
     style: Style = {"facecolor": "0.88", "hatch": "....", "edgecolor": "0.7", "linewidth": 0.0}
     axes.fill_between(at, *random, label="range of random orders", **style)
-    both = (("faithfulness", "ranking"), ("reversed", "ranking reversed"))
-    if found.partial:
-        end = f"end of the {count_of(found.n_given, 'given head')}; the others follow by layer"
-        axes.axvline(found.n_given, color="black", linestyle=":", linewidth=1.0, label=end)
-    for number, (column, name) in enumerate(both[: 2 - found.partial]):
+    orders = [("faithfulness", "ranking"), ("reversed", "ranking reversed")]
+    if found.n_tail:
+        given, orders = len(found.ranking) - found.n_tail, orders[:1]
+        end = f"end of the {count_of(given, 'given head')}; the others follow by layer"
+        axes.axvline(given, color="black", linestyle=":", linewidth=1.0, label=end)
+    for number, (column, name) in enumerate(orders):
         draw_series(axes, at, with_limits(table, column), number, name)
     for level in (0, 1):
         axes.axhline(level, color="0.5", linewidth=0.8, zorder=1)
