@@ -230,8 +230,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     found = mi.locate_heads(model, pairs, confirm=fresh, by=asked.by, **options)
     sure = {str(head) for head in found.confirmed or found.found}
     heads = [mi.Head.parse(label) for label in found.table()["label"] if label in sure]  # by size
-    each = sorted(found.judged.found.each())
-    served = {str(head): strata_words(found, head) or "against" * (sense < 0) for head, _, sense in each}
+    served = {str(head): strata_words(found, head) for head in sorted(found.found)}
     lines = [f"### {model.info.name.rpartition('/')[2]}: {asked.title}"]
     lines.append(
         f"Contrast `{asked.contrast}`, {asked.outcome}; {len(pairs)} problems name heads, {len(fresh)} others confirm them."
@@ -299,7 +298,10 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
 
 
 def strata_words(found: Any, head: Any) -> str:
-    """The strata that a specialist was named in, and those that confirm it where they are others; "" for other heads."""
+    """The strata that a specialist was named in, and those that confirm it where they are others; of other heads "against"
+    for one that acts against the effect, else ""."""
+    if (head, -1) in [(one, sense) for one, kind, sense in found.judged.found.each() if kind != "specialist"]:
+        return "against"
     named, made = found.specialists.get(head, ()), found.confirmation
     again = strata_of(made.confirmed_within, head) if named and made is not None else ()
     return " ".join(named) + (f"; confirmed {' '.join(again) or 'none'}" if named != again else "")
