@@ -44,7 +44,7 @@ PUBLIC = {
     "answers": ["Treatment", "evaluate_accuracy", "grade_paper", "grade_strict"],
     "app.runs_compared": ["compare_runs"],
     "app.study_runner": ["read_study", "run_study"],
-    "app.planned": ["plan_run"],
+    "app.planned": ["Plan", "plan_run"],
     "paper": ["enrichment"],
     "answers.vllm": ["Vllm"],
     "runtime.store": ["load"],
@@ -72,7 +72,6 @@ RESULTS = {
     "answers": ["AccuracyResults", "Comparison", "Comparisons"],
     "app.runs_compared": ["RunsCompared"],
     "app.study_runner": ["StudyResult"],
-    "app.planned": ["Plan"],
     "paper": ["ClaimChecks", "Enrichment"],
 }
 """module -> classes of results: by these names folders are read (`runtime.store`); functions give them."""

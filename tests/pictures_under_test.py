@@ -116,6 +116,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
         [("A", SEEN, dict(zip("xy", two_profiles(), strict=True))), ("B", SEEN, {"x": small.profiled()})]
     ),
     "circuit_curve, undefined": lambda: views.circuit_curve(replace(small.curve(total=0.0), settings=small.SETTINGS)),
+    "circuit_curve, partial": lambda: small.OTHERS["CircuitCurve, chosen elsewhere"]().plot(),
     "accuracy_bars": lambda: views.accuracy_bars(replace(small.answered(), settings={"benchmark": "b"})),
     "bars_of_models": lambda: views.bars_of_models(BARS, "printed"),
     "path_graph, too few problems": lambda: views.path_graph(small.traced(8)),

@@ -653,7 +653,9 @@ OTHERS: dict[str, Callable[[], Any]] = {
         **{side: HeadSet(side, (), (), *[NOTHING] * 2, (), NOTHING) for side in SIDES},
     ),
     "MinimalSets, no effect on fresh problems": lambda: replace(sets_found(), fresh_total=spread(12)),
-    "CircuitCurve, chosen elsewhere": lambda: replace(curve(0.4, total=-1.0, n=8), chosen_elsewhere=True),
+    "CircuitCurve, chosen elsewhere": lambda: replace(
+        curve(0.4, total=-1.0, n=8), chosen_elsewhere=True, settings=SETTINGS | {"ablation": "none", "n_ranked": 4}
+    ),
     "CircuitCurve without random orders": lambda: replace(curve(), orders=("a", "b"), values=curve().values[:, :2]),
     "CircuitCurve, no effect": lambda: curve(total=0.0),
     "Transfer, no effect": lambda: replace(transferred(), inserted=transferred().base),

@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 from scipy.stats import mannwhitneyu
 
 import mless_interp as mi
-from mless_interp.circuits.located import strata_of
+from mless_interp.circuits.located import in_words, strata_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "published-circuits.md"
 EVERY_INPUT = (*mi.circuits.paths.INPUTS, *mi.circuits.paths.PAIRS_OF_INPUTS, "qkv")
@@ -261,7 +261,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         found_edge = f"{edge.sender} -> {edge.receiver} {least or 'not shown'}"
         rows.append(f"- Edge published: {edge}; found: {found_edge}: **{agree}**.")
     lines += ["\n".join(rows), asked.why]
-    shown = found.table().head(len(found.found) or 1)
+    shown = found.table().head(len(found.found) or 1).assign(kind=lambda table: in_words(table, "kind"))
     records = shown.to_dict("records")
     again = [r["label"] for r in records if r["confirmed"] is not True]
     lines.append(
@@ -290,17 +290,18 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         try:
             curve = mi.circuit_curve(model, fresh[: 2 * N], heads, chosen_elsewhere=True, **options)
             (cpr, worst), (cmd, other) = curve.cpr[:2], curve.cmd[:2]
-            lines.append(
-                f"CPR {cpr:.3f}, CMD {cmd:.3f} (reversed order {worst:.3f}, {other:.3f}); "
-                f"ablation: {curve.settings['ablation']}."
-            )
+            backwards = "" if curve.n_tail else f" (reversed order {worst:.3f}, {other:.3f})"
+            lines.append(f"CPR {cpr:.3f}, CMD {cmd:.3f}{backwards}; ablation: {curve.settings['ablation']}.")
         except ValueError as error:
             lines.append(f"No curve: {error}")
     return "\n\n".join(line for line in lines if line)
 
 
 def strata_words(found: Any, head: Any) -> str:
-    """The strata that a specialist was named in, and those that confirm it where they are others; "" for other heads."""
+    """The strata that a specialist was named in, and those that confirm it where they are others; of other heads "against"
+    for one that acts against the effect, else ""."""
+    if (head, -1) in [(one, sense) for one, kind, sense in found.judged.found.each() if kind != "specialist"]:
+        return "against"
     named, made = found.specialists.get(head, ()), found.confirmation
     again = strata_of(made.confirmed_within, head) if named and made is not None else ()
     return " ".join(named) + (f"; confirmed {' '.join(again) or 'none'}" if named != again else "")
@@ -517,8 +518,8 @@ Circuits that others published for their models, and this toolkit's findings.
 `python tools/published_circuits.py FOLDER` writes this page from a folder of these models, which are not part of the
 project. One run: mless_interp {version}, TransformerLens {library}, float32, seed 0. Counts are problems in which a head or
 an edge does more than the smallest effect; shares are of the total effect, with 95 % limits. CPR and CMD: [circuit
-curves](methods.md#7-outcomes-and-attribution) on fresh problems (1 and 0: the named heads restore all of the effect).
-Fresh problems confirm all named heads unless a line says otherwise.
+curves](methods.md#7-outcomes-and-attribution) on fresh problems (1 and 0: the named heads restore all of the effect),
+other heads last, by layer. Fresh problems confirm all named heads unless a line says otherwise.
 """
 
 

@@ -250,7 +250,7 @@ class MinimalSets(Measured):
     fresh_groups: tuple[str, ...] = field(default=(), kw_only=True)
 
     columns = columns_of("""
-        share | share | share | what the set brings, of the effect in the middle problem
+        share | share | share | what the set brings on the problems that chose it, of the effect in the middle one
         confirmed | confirmed | verdict | passes again on fresh problems
         fresh_share | share on fresh problems | share | what the set brings there, of the effect in the middle problem
         p_random | p, random sets | p | rank among random sets of the same size and layers, on fresh problems
@@ -329,6 +329,7 @@ class MinimalSets(Measured):
         found: list[str] = []
         here, there = self.wholes
         for each in self.both:
+            side = each.side.capitalize()
             if not here.established:
                 found.append(f"No {each.side} set: most problems do not show an effect of one sign.")
             elif not each.heads:
@@ -337,12 +338,16 @@ class MinimalSets(Measured):
                 enough = f"{100 * self.share:z.0f} % of the median effect (shares in tables are the middle problem's)"
                 found.append(f"No {each.side} set: {tried} no set's median reaches {enough}.")
             elif not there.established:
-                found.append(f"{each.side.capitalize()}: on fresh problems no such effect is established.")
-            found += [f"In place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]
+                found.append(f"{side}: on fresh problems no such effect is established.")
+            found += [f"{side}, in place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]
         return [*found, *named_words(self.settings)]
 
     def shown(self) -> Shown:
         return Shown((ShownTable(self.table(), "The sets; shares are of the whole effect."),))
+
+    @property
+    def printed_of(self) -> str:
+        return "Table: fresh problems; share: those that chose the sets."
 
     def printed(self) -> pd.DataFrame:
         table = self.table()
@@ -453,6 +458,11 @@ class CircuitCurve(Measured):
     """)
 
     @property
+    def n_tail(self) -> int:
+        """How many heads were not given: they end the ranking, by layer."""
+        return len(self.ranking) - int(self.settings.get("n_ranked", len(self.ranking)))
+
+    @property
     def fractions(self) -> np.ndarray:
         return self.sizes / len(self.ranking)
 
@@ -509,7 +519,15 @@ class CircuitCurve(Measured):
         first, last = self.sizes[at - 1] + 1, self.sizes[at]
         size = last if first >= last else f"{first} to {last}"
         of = f"{size} of {count_of(len(self.ranking), 'head')}"
-        return f"{whole}; half of it returns with the first {of} (CPR {self.cpr[0]:.2f}, reversed {self.cpr[1]:.2f})."
+        backwards = "" if self.n_tail else f", reversed {self.cpr[1]:.2f}"
+        return f"{whole}; half of it returns with the first {of} (CPR {self.cpr[0]:.2f}{backwards})."
+
+    def rest(self) -> str:
+        given = f"Given and ranked: {count_of(len(self.ranking) - self.n_tail, 'head')}"
+        return f"{given}; the other {self.n_tail} follow by layer, also in CPR and CMD." if self.n_tail else ""
+
+    def printed(self) -> pd.DataFrame:
+        return super().printed().drop(columns=["reversed"] * bool(self.n_tail))
 
     def details(self) -> list[str]:
         words, cpr, cmd, n = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd, len(self.orders) - 2

@@ -163,8 +163,8 @@ def trace_paths(
 
     Parameters
     ----------
-    heads, mlps : senders and receivers: heads, or what `locate_heads` gave (its named heads); layers of MLPs, or "all". The
-        logits receive, too.
+    heads, mlps : senders and receivers: heads, or what `locate_heads` gave (its named heads); layers of MLPs, "all" or "none".
+        The logits receive, too.
     inputs : through what edges enter heads: of "q", "k", "v", two of them, and "qkv" (together).
     edges : exactly these in place of all edges among `heads` and `mlps`, such as "L0H13 -> L1H4 v" or `Edge(...)`.
     contrast, direction, outcome, checkpoint : as in `patch_heads` (denoising finds edges that are needed,
@@ -221,7 +221,7 @@ def _among(
     several_of(inputs, (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS), "input")
     if isinstance(mlps, str):
         every = range(model.info.n_layers) if cells.has_mlps(model) else ()
-        mlps = one_of(mlps, {"all": every}, "mlps (or layers, zero-based)")
+        mlps = one_of(mlps, {"all": every, "none": ()}, "mlps (or layers, zero-based)")
     parts: list[Node] = [*sorted(cells.heads_of(model, heads, "trace paths between", **asked))]
     parts += [Mlp(model.info.check_layer(layer)) for layer in mlps]
     return tuple(

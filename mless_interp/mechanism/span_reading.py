@@ -181,12 +181,12 @@ class SpanReadings(Measured):
         if not np.isfinite(self.tested.p).any():
             return f"{what} was not tested: the span's rows are equal in all problems, or no two problems form a pair."
         said = [
-            f"by {words} from {_layer(self.layers[int(np.argmax(found[at].any(1)))])} on ({self._best(at)})"
+            f"by {words}, first at {_layer(self.layers[int(np.argmax(found[at].any(1)))])} ({self._best(at)})"
             for at, words in enumerate(READERS.values())
             if found[at].any()
         ]
         if said:
-            return f"{what} is readable in the span, better than other problems' there: {'; '.join(said)}."
+            return f"{what} is readable above chance in the span, better than other problems' there: {'; '.join(said)}."
         best = "; ".join(f"{reader} {self._best(at)}" for at, reader in enumerate(READERS))
         return f"{what} is not shown to be readable in the span, where half of the pairs is chance: {best}."
 

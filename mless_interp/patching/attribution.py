@@ -197,6 +197,7 @@ class HeadAttribution(Measured):
 
     picture = "head_map"
     signed = True
+    drawn = ("exact", "knockout", "score")
     columns = columns_of("""
         ranked_by | ranked by | | exact: verified by patching; estimate: the gradient alone
         score | estimate | | of the method, mean over problems
@@ -247,9 +248,14 @@ class HeadAttribution(Measured):
 
     def headline(self) -> str:
         mean = float(self.by_group(self.inserted - self.masked).mean())
-        first, heads = ", ".join(map(str, self.ranking()[:3])), count_of(self.scores[0].size, "head")
+        n, of = int(self.verified.sum()), f"of {count_of(self.scores[0].size, 'head')}"
+        edits, method = "patches" if self.knockout is None else "knockouts", self.settings.get("method")
+        first = ", ".join(map(str, self.ranking()[: min(n or 3, 3)]))
+        told = f"{edits.capitalize()} estimated by {method} rank {first} first {of}"
+        if n:
+            told = f"Exact {edits} of the best {n} {of} by {method} rank {first} first"
         does = f"{'raises' if mean > 0 else 'lowers'} the outcome by {abs(mean):.4f} {self.unit}"
-        return f"{self.settings.get('method')} ranks {first} first of {heads}; the insertion {does} (mean over {self.counted})."
+        return f"{told}; the insertion {does} (mean over {self.counted})."
 
     def details(self) -> list[str]:
         size, found = np.abs(self.inserted - self.masked).max(), []

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..core.arguments import Arguments, checked, one_of
+from ..core.arguments import Arguments, checked, count_of, one_of
 from ..core.heads import Head
 from ..metrics.attention import span_log_odds
 from ..models.arithmetic import masked_scores, with_extra, with_sinks
@@ -224,7 +224,8 @@ class DoseResponse(Measured):
             together = f"{self.counted}, too few for an interval of all {len(self.doses)} doses at once"
         grows = f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} in log N"
         amount = f"{moved:+#.3g} {self.unit}{limits_of(low, high, '+#.3g')} (median, {together})"
-        return f"{said}: {amount}; attention to the span grows with slope {grows}."
+        heads = f"layer {self.layer}, mean of {count_of(len(self.heads), 'head')}"
+        return f"{said}: {amount}; attention to the span ({heads}) grows with slope {grows}."
 
     def details(self) -> list[str]:
         said = "In layer 0 with held positions, identical tokens give slope 1 exactly: it checks the arithmetic."

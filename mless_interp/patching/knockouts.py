@@ -233,7 +233,7 @@ class JointKnockout(Measured):
         p = f" (p = {self.p:.2g})" if self.chosen_elsewhere else ""
         sets = f"{len(self.sets)} random sets {others:#.3g} (median), {self.n_as_large or 'none'} as much"
         on = count_of(len(self.problem_ids), f"{'fresh ' * self.chosen_elsewhere}problem")
-        return [f"Together the {len(self.heads)} undo {own:#.3g} {self.unit} on {on}; {sets}{p}."]
+        return [f"Together {listed(self.heads)} undo {own:#.3g} {self.unit} on {on}; {sets}{p}."]
 
     def _middle(self, values: np.ndarray) -> float:
         return float(np.median(np.median(self._turned(values), axis=0)))

@@ -203,10 +203,11 @@ class Result:
         return next((name for name in named if table[name].notna().any()), named[0])
 
     def shown(self) -> Shown:
-        """Return its table, and a head map of the first number where there is one row per head."""
+        """Return its table, and a head map of what `plot` shows where there is one row per head."""
         table = self.table()
         columns = [name for name in table.columns if name not in ("layer", "head")]
-        drawn = head_map(table, _numbers_of(table), columns) if {"layer", "head"} <= set(table.columns) else None
+        values, per_head = (*self.drawn, *_numbers_of(table)), {"layer", "head"} <= set(table.columns)
+        drawn = head_map(table, values, columns) if per_head else None
         return Shown((ShownTable(table, self.caption or f"Summary of {type(self).__name__}.", columns),), drawn)
 
     def _first_rows(self, table: pd.DataFrame) -> TextTable:

@@ -100,14 +100,20 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     """Draw a `CircuitCurve`: the share of the effect restored against the number of heads that see the span.
 
     The ranking, its reverse, and the range of the random orders (hatched grey): shares of means, which have no intervals. 0:
-    nothing, 1: everything; the area under the ranking's line is CPR.
+    nothing, 1: everything; the area under the ranking's line is CPR. A partial ranking ends at a dotted line, and is not
+    drawn in reverse.
     """
     table = found.table()
     picture, axes = draw.panel(5.6, 3.7)
     at, random = table["n_heads"], (table["random_low"], table["random_high"])
     style: Style = {"facecolor": "0.88", "hatch": "....", "edgecolor": "0.7", "linewidth": 0.0}
     axes.fill_between(at, *random, label="range of random orders", **style)
-    for number, (column, name) in enumerate((("faithfulness", "ranking"), ("reversed", "ranking reversed"))):
+    orders = [("faithfulness", "ranking"), ("reversed", "ranking reversed")]
+    if found.n_tail:
+        given, orders = len(found.ranking) - found.n_tail, orders[:1]
+        end = f"end of the {count_of(given, 'given head')}; the others follow by layer"
+        axes.axvline(given, color="black", linestyle=":", linewidth=1.0, label=end)
+    for number, (column, name) in enumerate(orders):
         draw_series(axes, at, with_limits(table, column), number, name)
     for level in (0, 1):
         axes.axhline(level, color="0.5", linewidth=0.8, zorder=1)

@@ -93,7 +93,7 @@ def test_edges_among_parts_are_all_that_can_be(model: mi.Model) -> None:
         return list(map(str, trace_paths(model, pairs, heads, **options, progress=False).edges))
 
     parts = [f"L0H1 -> L1H2 {part}" for part in ("q", "k", "v", "qkv")]
-    assert among() == [*parts, "L0H1 -> logits", "L1H2 -> logits"]
+    assert among() == among(mlps="none") == [*parts, "L0H1 -> logits", "L1H2 -> logits"]
     between = ("L0H1 -> L1H2 v", "L0H1 -> MLP0", "L0H1 -> MLP1", "L1H2 -> MLP1", "MLP0 -> L1H2 v", "MLP0 -> MLP1")
     into = {f"{sender} -> logits" for sender in (*heads, "MLP0", "MLP1")}
     assert set(among(mlps=[0, 1], inputs=["v"])) == {*between, *into}

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_every_kind_of_result_is_under_test_public_and_frozen() -> None:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     assert {kind.__name__ for kind in kinds(Result) if not kind.__subclasses__()} == set(RESULTS)
-    assert {type(make()).__name__ for make in RESULTS.values()} == set(RESULTS)
+    assert {type(make()).__name__ for make in RESULTS.values()} == set(RESULTS) == {*chain(*mi.RESULTS.values())}
     for name in RESULTS:
         settings = getattr(mi, name).__dataclass_params__
         assert settings.frozen and not settings.repr and not settings.eq, name

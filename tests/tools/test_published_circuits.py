@@ -9,6 +9,7 @@ import numpy as np
 import published_circuits
 import pytest
 from conftest import needs_hooked_transformer
+from small_results import OTHERS
 
 import mless_interp as mi
 
@@ -75,6 +76,11 @@ def test_a_page_of_any_folder(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "empty"), "--page", str(page)])
     with pytest.raises(SystemExit):
         published_circuits.main()
+
+
+def test_heads_against_the_effect_are_said_to_be_so() -> None:
+    found = OTHERS["LocatedHeads, two against"]()
+    assert {published_circuits.strata_words(found, head) for head in found.found} == {"against"}
 
 
 @needs_hooked_transformer
