@@ -696,7 +696,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     ),
     "SegmentAttention without a question": lambda: replace(between_segments(), segments=("bos", "system", "examples")),
     "Transplant, the other way": lambda: transplanted(-0.5),
-    "Transplant, not established": lambda: transplanted(0.0),
+    "Transplant, not established": lambda: transplanted(0.02),
     "Transplant of few": lambda: transplanted(n=4),
     "AttentionDecomposition of few": lambda: decomposed(n=6),
     "Mediation of a deeper layer": lambda: replace(

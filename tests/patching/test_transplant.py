@@ -110,7 +110,9 @@ def test_exchanging_the_spans_of_a_pair_changes_the_sign_of_its_number_alone() -
 
 def test_wrong_requests_are_named_before_anything_runs() -> None:
     model, pairs = planted(6, after="question")
-    with pytest.raises(ValueError, match=r"has 2 pairs of partners among 6 problems: a transplant needs 15 of other groups"):
+    with pytest.raises(
+        ValueError, match=r"has 2 pairs of partners among 6 problems: a transplant needs 15 of other groups"
+    ):
         transplant_span(model, pairs, n_partners=30, **QUIET)
     for odd in (1, 3):
         with pytest.raises(ValueError, match="n_partners must be"):
