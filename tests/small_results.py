@@ -348,12 +348,12 @@ def knocked_out(n: int = 8) -> JointKnockout:
     return JointKnockout(problems(n), *found, sets, "nats", settings={"n_random_sets": 100})
 
 
-def transplanted(carries: float = 0.5, n: int = 8) -> Transplant:
-    """Each problem with two partners, whose spans make their own answers more likely by `carries`."""
+def transplanted(carries: float = 0.5, n: int = 12) -> Transplant:
+    """Each problem with the pair behind its own, whose spans make their own answers more likely by `carries`."""
     values = np.full((n, 3, 3), -2.0) + carries * np.eye(3) + spread(n, 0.1)[:, None, None] * np.eye(3)
     values[:, 0, 0] += 0.2 + spread(n)
     ids = problems(n)
-    partners = tuple((ids[(at + 1) % n], ids[(at + 2) % n]) for at in range(n))
+    partners = tuple((ids[at], ids[at + 1]) for at in [(each // 2 * 2 + 2) % n for each in range(n)])
     settings = SETTINGS | {"insertion": "Mless ' /' x8", "n_prompts": 3}
     return Transplant(ids, partners, values, "nats", settings=settings)
 
@@ -698,7 +698,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     ),
     "SegmentAttention without a question": lambda: replace(between_segments(), segments=("bos", "system", "examples")),
     "Transplant, the other way": lambda: transplanted(-0.5),
-    "Transplant, not established": lambda: transplanted(0.0),
+    "Transplant, not established": lambda: transplanted(0.02),
+    "Transplant of few": lambda: transplanted(n=4),
     "AttentionDecomposition of few": lambda: decomposed(n=6),
     "Mediation of a deeper layer": lambda: replace(
         mediated(8), settings=SETTINGS | {"layer": 1}, values=mediated(8).values * [1, 1, 1, 0.9, 1, 1.2]

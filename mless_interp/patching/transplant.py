@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count, checked
+from ..core.arguments import Arguments, check_count, checked, count_of
 from ..models.base import Model
 from ..models.info import Inputs
 from ..models.sites import attention_sites
@@ -17,7 +17,7 @@ from ..prompts.pairs import PromptPair, over_pairs
 from ..runtime.base_result import interval_columns, limits_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..statistics import derive_generator, median_interval, sign_test
+from ..statistics import by_group, derive_generator, fewest_problems, median_interval, sign_test, swap_partners
 from .outcomes import Outcome
 from .prepared import Measured, Prepared, prepare, single
 
@@ -36,17 +36,18 @@ def transplant_span(
     """Give each problem's run the spans of other problems: do those problems' answers become more likely?
 
     Every layer's keys (before they are rotated) and values of the span's rows are those of a partner's own run with the same
-    insertion. `carried`: how much more likely a partner's span makes the partner's answer than the other partners' spans do;
-    above 0 in most problems: the span holds something of its own problem that the answer reads. Before the question, behind
-    the same system prompt, it is exactly 0.
+    insertion. Problems are paired, each with one of the same inserted tokens and another answer; every run gets the spans of
+    whole pairs. `carried`: how much more likely a pair's spans make their own answers than exchanged; above 0 in most pairs:
+    the span holds something of its own problem that the answer reads. Before the question, behind the same system prompt, it
+    is exactly 0.
 
-    n_partners : other problems whose spans are given to each one, 2 or more, drawn among those with the same inserted tokens
-        and answers that all differ.
+    n_partners : other problems whose spans are given to each one, an even number: pairs that share no group with it.
     outcome : "answer_logprob" or "answer_prob".
     Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
     """
     options = RunOptions(checkpoint, progress, seed)
-    check_count(n_partners, name="n_partners", at_least=2)  # an answer is held against the other partners' spans
+    if check_count(n_partners, name="n_partners", at_least=2) % 2:
+        raise ValueError(f"n_partners must be even, as whole pairs of problems are given, got {n_partners}")
     prepared = prepare(model, pairs, outcome, signed_for="a transplant")
     read = prepared.outcome
     if read.appended != "answer" or read.needs_distractor:
@@ -63,17 +64,23 @@ def transplant_span(
 
 
 def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tuple[int, ...], ...]:
-    """Draw for each problem `n` others whose answers differ from its own and from each other's, by their places."""
+    """Deal `n` others to each problem, by their places: whole pairs, the same ones to all, that share no group with it."""
+    groups = [pair.problem.group or pair.id for pair in pairs]
+    answers, tokens = (pd.Series([getattr(p, ids) for p in pairs]).factorize()[0] for ids in ("answer_ids", "span_ids"))
+    every = enumerate(swap_partners(answers, tokens.tolist(), groups, seed=seed).tolist())
+    circle = [(one, other) for one, other in every if one < other]
+    derive_generator(seed, "transplant partners").shuffle(circle)
+    behind = {place: at + 1 for at, two in enumerate(circle) for place in two}  # so every pair is given to two or more
     found = []
     for at, pair in enumerate(pairs):
-        chosen: dict[tuple[int, ...], int] = {pair.answer_ids: at}
-        for other in derive_generator(seed, "transplant partners", pair.id).permutation(len(pairs)).tolist():
-            if pairs[other].span_ids == pair.span_ids and len(chosen) <= n:
-                chosen.setdefault(pairs[other].answer_ids, other)
-        if len(chosen) <= n:
-            needs = f"a transplant needs {n} others with the very same inserted tokens and answers that differ"
-            raise ValueError(f"problem {pair.id!r} has {len(chosen) - 1} partners among {len(pairs)} problems: {needs}")
-        found.append(tuple(chosen.values())[1:])
+        start = behind.get(at, at) % max(len(circle), 1)
+        around = [two for two in circle[start:] + circle[:start] if tokens[two[0]] == tokens[at]]
+        fit = [two for two in around if groups[at] not in {groups[place] for place in two}]
+        if len(fit) < n // 2:
+            few = f"problem {pair.id!r} has {count_of(len(fit), 'pair')} of partners among {len(pairs)} problems"
+            needs = f"{n // 2} of other groups, with the very same inserted tokens and answers that differ"
+            raise ValueError(f"{few}: a transplant needs {needs}")
+        found.append(tuple(place for two in fit[: n // 2] for place in two))
     return tuple(found)
 
 
@@ -109,29 +116,47 @@ def _span_of(model: Model, pair: PromptPair, sites: Sequence[str]) -> dict[str, 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transplant(Measured):
     """Outcomes of each problem's run with its own and other problems' spans, `values` `[problem, answer, span]`: place 0 of
-    both is the problem itself, place k its k-th partner (`partners[problem]`, ids)."""
+    both is the problem itself, place k its k-th partner (`partners[problem]`, ids). Places 1 and 2 are a pair, 3 and 4, ..."""
 
     partners: tuple[tuple[str, ...], ...]
     values: np.ndarray
     unit: str
 
     signed = True
-    caption = "What transplanted spans do: medians over problems, with intervals."
+    caption = "What transplanted spans do: medians over pairs of problems, with intervals."
     columns = columns_of("""
         reading | reading | | what is read: how much a span raises its own answer
-        above | above 0 in | | problems whose number is above 0, beyond rounding
+        above | above 0 in | | pairs whose number is above 0, beyond rounding
+        n | pairs | | pairs of problems, or of groups of them
     """)
 
     @cached_property
+    def exchanged(self) -> dict[tuple[str, str], np.ndarray]:
+        """Find the outcomes of each pair (ids) in the runs that got its spans, `[recipient, answer, span]`."""
+        found: dict[tuple[str, str], list[np.ndarray]] = {}
+        for values, ids in zip(self.values, self.partners, strict=True):
+            for at in range(0, len(ids), 2):
+                found.setdefault((ids[at], ids[at + 1]), []).append(values[at + 1 : at + 3, at + 1 : at + 3])
+        return {pair: np.stack(each) for pair, each in found.items()}
+
+    @cached_property
     def carried(self) -> np.ndarray:
-        """How much more likely its own span makes a partner's answer than the other partners' spans do, `[problem]`."""
-        theirs = self.values[:, 1:, 1:]
-        own = np.einsum("pkk->pk", theirs)
-        return (own - (theirs.sum(2) - own) / (theirs.shape[1] - 1)).mean(1)
+        """How much more likely its spans make a pair's own answers than exchanged, `[pair]`, in the order of `exchanged`."""
+        return np.array([(y * (np.eye(2) - 0.5)).sum((1, 2)).mean() for y in self.exchanged.values()])
+
+    @cached_property
+    def by_unit(self) -> np.ndarray:
+        """`carried` of pairs of groups, `[unit]`: exchanged spans would change the sign of one alone."""
+        group_of = dict(zip(self.problem_ids, self.groups or self.problem_ids, strict=True))
+        return by_group(self.carried, [" | ".join(sorted(group_of[each] for each in pair)) for pair in self.exchanged])
+
+    @property
+    def counted(self) -> str:
+        return f"{count_of(len(self.by_unit), 'pair')} of {'groups' if self.groups else 'problems'}"
 
     def table(self) -> pd.DataFrame:
-        """Return one row: the median of `carried`, in how many problems it is above 0, p of a sign test."""
-        values = self.by_group(self.carried[:, None])
+        """Return one row: the median of `carried` over pairs, in how many of n it is above 0, p of a sign test."""
+        values = self.by_unit[:, None]
         made = interval_columns("median", median_interval(values, confidence=self.confidence))
         above, p = (values > self.resolution).sum(0), sign_test(values, rounding=self.resolution)
         return pd.DataFrame({"reading": ["carried"], **made, "above": above, "n": len(values), "p": p})
@@ -146,14 +171,16 @@ class Transplant(Measured):
 
     def headline(self) -> str:
         if np.abs(self.carried).max() <= self.resolution:
-            return "Nothing changes in any problem: the span holds nothing of the question it is read with."
+            return "Nothing changes in any pair: the span holds nothing of the question it is read with."
         row = self.table().iloc[0]
-        sure, limits = row["p"] < self.level, limits_of(row["median_ci_low"], row["median_ci_high"])
-        against = ", but the other way round" if sure and row["median"] < 0 else ""
-        told = f"{'' if sure else 'not established, '}median {row['median']:+.4f} {self.unit}{limits}"
-        return f"The transplanted span raises its own problem's answer{against} ({told}); {self.counted}."
+        told = f"median {row['median']:+.4f} {self.unit}{limits_of(row['median_ci_low'], row['median_ci_high'])}"
+        does = "is not shown to change"
+        if row["p"] < self.level:
+            does = "raises" if row["median"] > 0 else "lowers"
+        return f"The transplanted span {does} its own problem's answer ({told}); {self.counted}."
 
     def details(self) -> list[str]:
-        n = self.settings.get("n_prompts", 1)
+        n, needed = self.settings.get("n_prompts", 1), fewest_problems(2, alpha=self.level)
         several = f"Before their questions these problems have {n} different prompts: what is carried may be theirs."
-        return [several] if n > 1 else []
+        few = f"Nothing can be shown with fewer than {count_of(needed, 'pair')}."
+        return [several] * (n > 1) + [few] * (len(self.by_unit) < needed)
