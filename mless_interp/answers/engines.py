@@ -83,8 +83,7 @@ class HuggingFaceEngine(CompletionEngine):
             if decoding.temperature == 0:
                 check_finite(rows, scores)
                 return scores
-            chosen = next_tokens(rows, scores, decoding)
-            return torch.full_like(scores, -torch.inf).scatter(1, chosen[:, None], 0.0)
+            return torch.full_like(scores, -torch.inf).scatter(1, next_tokens(rows, scores, decoding)[:, None], 0.0)
 
         device = self.model.info.device
         options = {"past_key_values": self._prefix_cache(rows, shared, decoding)} if shared else {}

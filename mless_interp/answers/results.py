@@ -293,8 +293,7 @@ class AccuracyResults(Result):
         self, first: np.ndarray, second: np.ndarray, names: tuple[str, str], *, grader: str = "strict"
     ) -> Comparison:
         """Compare any answers to these problems `[problem, sample]`, 1 (right) to 0 (wrong)."""
-        shares = np.stack([statistics.defined_mean(graded, axis=1) for graded in (first, second)], 1)
-        a, b = self.by_group(shares).T
+        a, b = self.by_group(np.stack([statistics.defined_mean(graded, axis=1) for graded in (first, second)], 1)).T
         n, change = len(a), b - a
         known = np.array([*dict.fromkeys(self.groups or self.problem_ids)], dtype=object)
         gained, lost = known[change > ROUNDING], known[change < -ROUNDING]

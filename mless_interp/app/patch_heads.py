@@ -54,10 +54,9 @@ class Options(Pairing):
         if locating and 1 in counts.values():
             raise ValueError(f"--{next(name for name in counts if counts[name] == 1)} takes 2 or more problems, got 1")
         found = self.in_parts(**counts)
-        if keyless := [each.id for each in found[2] if not each.answer.strip()]:
-            raise ValueError(
-                f"--answers: {len(keyless)} problems have no answer to grade against (first: {keyless[0]!r})"
-            )
+        if lacking := [each.id for each in found[2] if not each.answer.strip()]:
+            first = f"first: {lacking[0]!r}"
+            raise ValueError(f"--answers: {len(lacking)} problems have no answer to grade against ({first})")
         return found
 
 

@@ -128,9 +128,7 @@ class Study:
         """Return the same study with what is not None in place of its own; `n_tokens` in every counted insertion."""
         given = {name: value for name, value in changes.items() if value is not None}
         if n_tokens is not None:
-            counted = [
-                {**each, "n_tokens": n_tokens} if KINDS[each["kind"]].counted else each for each in self.insertions
-            ]
+            counted = [{**row, "n_tokens": n_tokens} if KINDS[row["kind"]].counted else row for row in self.insertions]
             given["insertions"] = tuple(counted)
         return replace(self, **given)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -193,9 +194,7 @@ class _Search:
         """Return the sets with one member replaced by another candidate that reach the target too."""
         others = [head for head in order if head not in chosen]
         tried = [tuple(other if head == left else head for head in chosen) for left in chosen for other in others]
-        return tuple(
-            each for each, median in zip(tried, self._medians(side, tried), strict=True) if median >= self.target
-        )
+        return tuple(compress(tried, self._medians(side, tried) >= self.target))
 
 
 @savable
@@ -478,8 +477,7 @@ class CircuitCurve(Measured):
     @property
     def faithfulness(self) -> np.ndarray:
         """Restored share of the effect, ratio of means, `[order, size]`; NaN where there is no mean to have a share of."""
-        gained = (self.values - self.values[:, :, :1]).mean(0)
-        return gained / (self.whole.mean if self.whole.established else np.nan)
+        return (self.values - self.values[:, :, :1]).mean(0) / (self.whole.mean if self.whole.established else np.nan)
 
     @property
     def cpr(self) -> np.ndarray:

@@ -143,8 +143,7 @@ def _relative(scores: Tensor, visible: Tensor, rows: Tensor, base: Tensor) -> Te
     among = seen & base[:, None, None]
     n_base = among.sum(-1, keepdim=True)
     seen = seen & (n_base > 0)
-    relative = (scores - scores.where(among, 0).sum(-1, keepdim=True) / n_base).where(seen, 0)
-    return relative.sum(2) / seen.sum(2)
+    return (scores - scores.where(among, 0).sum(-1, keepdim=True) / n_base).where(seen, 0).sum(2) / seen.sum(2)
 
 
 def _places(pair: PromptPair) -> dict[tuple[int, int], list[int]]:
@@ -175,11 +174,9 @@ def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> 
         lost = (logits[:1] - logits[1:]).unflatten(0, written.shape[:2])
         return lost - lost.mean(-1, keepdim=True)
 
-    mean = sum((changes(at) for at in range(1, len(stream))), start=changes(0))
-    order = mean.argsort(descending=True, stable=True)
+    order = sum((changes(at) for at in range(1, len(stream))), start=changes(0)).argsort(descending=True, stable=True)
     chosen = torch.cat([order[..., :top], order[..., -top:]], -1)
-    values = [changes(at).gather(-1, chosen).cpu().numpy() for at in range(len(stream))]
-    return chosen.cpu().numpy(), np.stack(values)
+    return chosen.cpu().numpy(), np.stack([changes(at).gather(-1, chosen).cpu().numpy() for at in range(len(stream))])
 
 
 def _looked_at(

@@ -146,13 +146,11 @@ class Judged:
         """The strata that are tested, the largest first: as many as can still pass where so many are tested."""
         groups = self.effect.groups or range(len(self.strata))
         sizes = Counter(name for name, _ in set(zip(self.strata, groups, strict=False)))  # there may be no strata
-        order, confidence = sorted(sizes, key=lambda name: (-sizes[name], name)), self.effect.confidence
-
-        def can_pass(k: int) -> bool:
-            """Return whether the k-th stratum can, where it is tested with those before it and with all problems."""
-            return sizes[order[k - 1]] >= fewest_for(PER_HEAD * len(self.heads) * (1 + k), confidence)
-
-        return tuple(order[: max(filter(can_pass, range(1, 1 + len(order))), default=0)])
+        order, n_tests = sorted(sizes, key=lambda name: (-sizes[name], name)), PER_HEAD * len(self.heads)
+        # the k-th is tested with those before it and with all problems
+        needed = (fewest_for(n_tests * (1 + k), self.effect.confidence) for k in range(1, 1 + len(order)))
+        able = [k for k, (name, n) in enumerate(zip(order, needed, strict=True), start=1) if sizes[name] >= n]
+        return tuple(order[: max(able, default=0)])
 
     def turned(self, measure: str) -> np.ndarray:
         """Return a measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""

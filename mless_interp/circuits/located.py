@@ -114,8 +114,7 @@ class Verdicts(Measured):
         """Return one row per named head: its effect beside the same under each control (`judge.beside_controls`)."""
         judged, fresh = self.judged, self.claims is not None
         named = {measure: each if fresh else each[:, judged.named] for measure, each in self.values.items()}
-        claims = self.claims or judged.found
-        return rules.beside_controls(judged.effect, claims, named, self.controls, fresh=fresh)
+        return rules.beside_controls(judged.effect, self.claims or judged.found, named, self.controls, fresh=fresh)
 
     def _side_columns(self, side: str) -> dict[str, np.ndarray]:
         values, effect = measured(self.values, SIDES[side]), self.judged.effect
@@ -186,8 +185,7 @@ class Confirmation(Verdicts):
         inside = [self._p_of(each.head, each.side, each.sense, strata == each.stratum) for each in self.within]
         p, within = np.split(holm(np.array([*np.where(special, np.nan, whole), *inside], dtype=float)), [len(whole)])
         for at in np.flatnonzero(special):
-            own = [each.head == self.heads[at] for each in self.within]
-            p[at] = np.fmin.reduce(within[own], initial=np.nan)
+            p[at] = np.fmin.reduce(within[[each.head == self.heads[at] for each in self.within]], initial=np.nan)
         return p, within
 
     def _p_of(self, head: Head, side: str, sense: int | float, inside: np.ndarray) -> float:
@@ -422,8 +420,7 @@ class LocatedHeads(Verdicts):
 
     def details(self) -> list[str]:
         s, judged, made = self.settings, self.judged, self.confirmation
-        n_heads = len(self.heads)
-        what = f"{s['insertion']}, {self.counted}, {count_of(n_heads, 'head')} tested"
+        what = f"{s['insertion']}, {self.counted}, {count_of(len(self.heads), 'head')} tested"
         whole = judged.effect.details(self.unit, s.get("contrast", "content"))
         found = [f"{what}, outcome {s['outcome']}.", whole]
         found += self._power()

@@ -118,8 +118,7 @@ class Case:
 
         def added(tokens: Tensor, edits: dict[str, Edit] | None = None) -> Tensor:
             given = Inputs(tokens, None, inputs.attention_mask)
-            run = self.model.run(given, edits=edits, capture={name: None}, logits_at="none")
-            return run.captured[name][:, at]
+            return self.model.run(given, edits=edits, capture={name: None}, logits_at="none").captured[name][:, at]
 
         return added(inputs.tokens.expand(len(z), -1), {site(0, "attn.hook_z"): edit}) - added(inputs.tokens)
 
@@ -235,8 +234,7 @@ def knockout_is_patch(case: Case) -> Finding:
 def zeroed(case: Case) -> Finding:
     n = case.pair.n_after
     lam, _ = case.parts(case.layer("inserted"))
-    z = case.edited(KnockoutZero())[0].transpose(0, 1)
-    return apart(z, lam[:, -n:, None] * case.layer("gap").z[:, -n:])
+    return apart(case.edited(KnockoutZero())[0].transpose(0, 1), lam[:, -n:, None] * case.layer("gap").z[:, -n:])
 
 
 def heads_add_up(case: Case) -> Finding:

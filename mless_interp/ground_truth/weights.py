@@ -166,8 +166,7 @@ class PlantedWeights:
         still = [*slow, *(i + d // 2 for i in slow)]
         key_of = dict(zip(_KEY_FEATURES, still, strict=False))
         moving = [i for i in range(d) if i not in still]
-        values = (*_VALUE_FEATURES, *(["noted"] if self.roles.relayed else []))
-        value_of = {name: i for i, name in enumerate(values)}
+        value_of = {name: i for i, name in enumerate((*_VALUE_FEATURES, *(["noted"] if self.roles.relayed else [])))}
 
         k = torch.zeros(self.n_key_value_heads, d, self.d_model, dtype=torch.float64)
         v = torch.zeros_like(k)

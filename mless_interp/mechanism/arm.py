@@ -209,5 +209,4 @@ def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> 
     else:
         bar = size.sort(-1).values.gather(-1, counts[:, None] - 1)
     below, ties = size < bar, size == bar
-    missing = counts[:, None] - below.sum(-1, keepdim=True)
-    return below | (ties & (ties.cumsum(-1) <= missing))
+    return below | (ties & (ties.cumsum(-1) <= (counts[:, None] - below.sum(-1, keepdim=True))))

@@ -445,8 +445,7 @@ class AttentionDecomposition(Measured):
             return f"no head differs from {name}"
         least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.level)
         if test.n.max() < least:
-            n = count_of(self.n_groups, "problem")
-            return f"{n} are too few to test a head against {name} ({least} needed)"
+            return f"{count_of(self.n_groups, 'problem')} are too few to test a head against {name} ({least} needed)"
         above, below = (int((p < self.level).sum()) for p in test.p_corrected)
         keep = f"{count_of(above, 'head')} {'keeps' if above == 1 else 'keep'} more and {below} less"
         return f"against {name} {keep} in most problems (corrected p < {self.level:.3g})"

@@ -197,8 +197,7 @@ def mediate(
             lam, sigma = read.lam[..., None].to(old), read.sigma.to(old)
             edited = z.clone()
             for row, arm in enumerate(EDITED.values(), start=3):
-                changed = arm(old, lam, sigma).transpose(0, 1)
-                edited[row, stop:, numbers] = changed[:, numbers].to(z.dtype)
+                edited[row, stop:, numbers] = arm(old, lam, sigma).transpose(0, 1)[:, numbers].to(z.dtype)
             return edited
 
         def summarise(pre: Tensor) -> Tensor:

@@ -385,9 +385,8 @@ def _of_one(
             logits = stepper.layers.unembed(x)
         tokens = logits[:, wanted].double() - logits.double().logsumexp(-1, keepdim=True)
         if not bool(torch.isfinite(tokens).all()):
-            raise ModelError(
-                f"problem {pair.id!r}: {model.info.name} gives log-probabilities that are no numbers at {name}"
-            )
+            what = f"{model.info.name} gives log-probabilities that are no numbers"
+            raise ModelError(f"problem {pair.id!r}: {what} at {name}")
         rank.append((logits > logits[:, wanted[own], None]).sum(-1).add(1).tolist())
         logprob.append(tokens[:, own].tolist())
         lens.append(_pooled(tokens, n_blocks))

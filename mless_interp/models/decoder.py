@@ -148,8 +148,7 @@ class LatentInputs(QueriesKeysValues):
         n_heads, q = self.heads.n_heads, x
         for each in queries:
             q = linear(each, q)
-        rank = next(norm.parameters()).shape[0]
-        latent, shared = linear(down, x).tensor_split([rank], -1)
+        latent, shared = linear(down, x).tensor_split([next(norm.parameters()).shape[0]], -1)
         own = linear(up, norm(latent)).unflatten(-1, (n_heads, -1))
         k, v = own[..., : -self.heads.d_head], own[..., -self.heads.d_head :]
         shared = shared[..., None, :].expand(*k.shape[:-1], -1)
@@ -374,8 +373,7 @@ class Positions:
         widths = ("qk_rope_head_dim",) if self._paired else ("rotary_ndims", "rotary_dim")
         self.width: int | None = next((found for name in widths if (found := getattr(first, name, None))), None)
         self.prescaled = float(first.scaling) if kind in SCALED_QUERIES else 1.0
-        forward = inspect.signature(type(self._rotary or nn.Module()).forward)
-        self._by_type = "layer_type" in forward.parameters
+        self._by_type = "layer_type" in inspect.signature(type(self._rotary or nn.Module()).forward).parameters
 
     @classmethod
     def of(cls, hf_model: nn.Module | None, layers: Sequence[DecoderLayer]) -> "Positions | None":

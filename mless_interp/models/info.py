@@ -72,8 +72,7 @@ class ModelInfo:
         if layers is not None:
             of = {self.check_layer(layer) for layer in layers}
             heads = [head for head in self.heads if head.layer in of]
-        asked = self.heads if heads is None else heads
-        chosen = check_heads(asked, n_layers=self.n_layers, n_heads=self.n_heads)
+        chosen = check_heads(self.heads if heads is None else heads, n_layers=self.n_layers, n_heads=self.n_heads)
         if not chosen:
             raise ValueError(f"no {'heads' if layers is None else 'layers'} to {what}: name at least one")
         return chosen
@@ -224,8 +223,7 @@ class Tap:
             first.show(value)
             then.show(value)
 
-        looks = first.edit is None and then.edit is None
-        return cls(keep=show) if looks else cls(lambda value: then(first(value)))
+        return cls(keep=show) if first.edit is None and then.edit is None else cls(lambda value: then(first(value)))
 
 
 Taps = Mapping[str, Tap]

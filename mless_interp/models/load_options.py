@@ -84,10 +84,9 @@ class Loading:
         try:
             torch.empty(1, device=self.device).tolist()
         except (RuntimeError, AssertionError, ImportError) as error:
-            there = " or ".join(["cpu", *(f"cuda:{gpu}" for gpu in range(torch.cuda.device_count()))])
-            raise ModelError(
-                f"there is no device {self.device!r} here ({first_line(error)}); choose {there}"
-            ) from error
+            known = " or ".join(["cpu", *(f"cuda:{gpu}" for gpu in range(torch.cuda.device_count()))])
+            why = first_line(error)
+            raise ModelError(f"there is no device {self.device!r} here ({why}); choose {known}") from error
         return self.device
 
 

@@ -126,8 +126,7 @@ def rows_per_graph(
     width = 10 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * length
     numbers = info.n_layers * changed * width + 3 * read * info.d_vocab
     gpu = smallest_gpu(devices)
-    budget = GRAPH_BYTES if gpu is None else gpu / 4
-    return max(1, int(budget / (numbers * bytes_each)))
+    return max(1, int((GRAPH_BYTES if gpu is None else gpu / 4) / (numbers * bytes_each)))
 
 
 def smallest_gpu(devices: Sequence[str]) -> int | None:

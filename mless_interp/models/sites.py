@@ -112,8 +112,7 @@ def mixed_taps(taps: Taps, visible: Callable[[], Sequence[Tensor]], rule: Callab
         for name, hold in held.captures(*names).items():
             made[name] = Tap.both(made.get(name, Tap()), Tap(keep=hold))
         z, take = site(layer, "attn.hook_z"), partial(held.take, *names)
-        mix = partial(_mixed, scores, pattern, take, masks[layer], rule(layer))
-        made[z] = Tap.both(Tap(mix), made.get(z, Tap()))
+        made[z] = Tap.both(Tap(partial(_mixed, scores, pattern, take, masks[layer], rule(layer))), made.get(z, Tap()))
     return made
 
 

@@ -226,8 +226,7 @@ def _queries_keys_values(attn: Foreign, placed: Tensor, x: Tensor) -> tuple[Tens
     made = []
     for letter, stream in zip("QKV", (placed, placed, x), strict=True):
         weight, bias = (getattr(attn, f"_{kind}_{letter}", getattr(attn, f"{kind}_{letter}")) for kind in "Wb")
-        rows = product(stream, weight.transpose(0, 1).flatten(1).T, bias.flatten())
-        made.append(rows.unflatten(-1, bias.shape))
+        made.append(product(stream, weight.transpose(0, 1).flatten(1).T, bias.flatten()).unflatten(-1, bias.shape))
     q, k, v = made
     if attn.cfg.use_qk_norm:
         q, k = attn._apply_qk_norm(q, attn.q_norm), attn._apply_qk_norm(k, attn.k_norm)

@@ -151,5 +151,4 @@ def config_hash(config: object) -> str | None:
     if not hasattr(config, "to_dict"):
         return None
     said = {key: value for key, value in config.to_dict().items() if key not in _NOT_RUN}
-    text = json.dumps(said, sort_keys=True, default=str)
-    return f"xxh3:{xxhash.xxh3_128_hexdigest(text.encode())}"
+    return f"xxh3:{xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True, default=str).encode())}"

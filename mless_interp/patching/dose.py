@@ -115,8 +115,7 @@ def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray, float]:
     scores = masked_scores(q[:, after], k, visible, rule)
     span = with_extra(pair.span_mask.to(scores.device), rule)
     shown = with_extra(visible.expand(scores.shape), rule, value=True)
-    odds = span_log_odds(with_sinks(scores, rule.column), span=span, visible=shown)
-    return odds[0].cpu().numpy(), value
+    return span_log_odds(with_sinks(scores, rule.column), span=span, visible=shown)[0].cpu().numpy(), value
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -156,8 +155,7 @@ class DoseResponse(Measured):
 
     def mean_slope(self, condition: str = "held") -> Interval:
         """Return the slope of the heads' mean log odds in log N with its interval over problems."""
-        values = self.by_group(self.slopes(condition).mean(1))
-        return mean_interval(values, confidence=self.confidence, seed=self.seed)
+        return mean_interval(self.by_group(self.slopes(condition).mean(1)), confidence=self.confidence, seed=self.seed)
 
     def effects(self, contrast: str = "total", *, together: bool = False) -> Interval:
         """Return the median effect (corrupted - clean) of each dose on the outcome, `[dose]`; `together`: with intervals that

@@ -138,8 +138,7 @@ def gated_outcomes(
     contrast's corrupted run. Where nothing can be cut off ("replaced"), a closed gate gives the head its clean output."""
     way = _by_replay if contrast.cuts and prepared.model.stepper is not None else _by_forward
     compute = single(lambda at: way(prepared.runs((at,)), gates, contrast))
-    found = prepared.each(compute, label=label, settings=settings, alone=True, options=options)
-    return np.array(found, dtype=float)
+    return np.array(prepared.each(compute, label=label, settings=settings, alone=True, options=options), dtype=float)
 
 
 def _by_replay(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarray:
@@ -311,8 +310,7 @@ def read_effects(
     check_share(smallest_effect, name="smallest_effect")
     prepared = prepare(model, pairs, outcome, signed_for="taking a read apart")
     chosen = model.info.chosen(heads, what="take apart")
-    sweeps = {name: Sweep.named(edit=name) for name in READ_EDITS}
-    swept = sweep_heads(prepared, sweeps, chosen, options=options)
+    swept = sweep_heads(prepared, {name: Sweep.named(edit=name) for name in READ_EDITS}, chosen, options=options)
     return ReadEffects(
         heads=chosen,
         values=np.stack([swept[name].per_head for name in READ_EDITS], -1),

@@ -22,9 +22,8 @@ def left_as_they_are(what: str, tensors: Iterable[object]) -> Iterator[None]:
     before = [each._version for each in watched]
     yield
     if before != [each._version for each in watched]:
-        raise ValueError(
-            f"{what} changes in place what it is given, which others read, too: let it change a copy (.clone())"
-        )
+        what += " changes in place what it is given"
+        raise ValueError(f"{what}, which others read, too: let it change a copy (.clone())")
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,8 @@ class Outcome:
                 raise ValueError(f"the outcome {self.name!r} must read {what} of problem {pair.id!r}, got {reads}")
             if over >= min(reads):
                 needs = f"problem {pair.id!r} needs {len(grown.inserted) + 1 - min(reads)} positions with its {self.appended}"
-                raise ValueError(
-                    f"{needs}, but {info.name} has a context of {info.context_length}: leave that problem out"
-                )
+                has = f"{info.name} has a context of {info.context_length}"
+                raise ValueError(f"{needs}, but {has}: leave that problem out")
             return grown if over <= 0 else pair.answered(self.appended, unfed=over + int(pair.given))
         given = {"answer": pair.answer_ids, "solution": pair.solution_ids, "distractor": pair.distractor_ids}
         for what, ids in ((what, given[what]) for what in (self.appended, "distractor")):
@@ -76,11 +74,9 @@ class Outcome:
         wrong = [pair for pair in pairs if self.needs_distractor and _apart(pair) < 0]
         if wrong:
             none, same = "no distractor", "a distractor with which its answer begins, or that begins with it"
-            has = same if wrong[0].distractor_ids else none
+            has = f"problem {wrong[0].id!r} has {same if wrong[0].distractor_ids else none}"
             why = f"so outcome {self.name!r} has no token to compare ({len(wrong)} such problems)"
-            raise ValueError(
-                f"problem {wrong[0].id!r} has {has}, {why}: give another distractor, or use 'answer_logprob'"
-            )
+            raise ValueError(f"{has}, {why}: give another distractor, or use 'answer_logprob'")
 
 
 def _apart(pair: PromptPair) -> int:
@@ -103,12 +99,12 @@ def _of_tokens(
     return Outcome(name, appended, unit, reads, lambda logits, pair, clean: formula(logits, torch.tensor(ids(pair))))
 
 
-def _divergence(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+def _kl(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
     assert clean is not None
     return kl_divergence(logits, clean.expand_as(logits))
 
 
-def _difference(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+def _diff(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
     at = _apart(pair)
     return logit_difference(logits, pair.answer_ids[at], pair.distractor_ids[at])
 
@@ -119,13 +115,9 @@ OUTCOMES = {
         _of_tokens("answer_logprob", "nats", answer_logprob),
         _of_tokens("answer_prob", "probability", answer_probability),
         _of_tokens("solution_logprob", "nats per token", mean_logprob, "solution"),
-        Outcome(
-            "logit_diff", "answer", "logits", lambda p: [p.n_answer + 1 - _apart(p)], _difference, needs_distractor=True
-        ),
-        Outcome(
-            "kl", "answer", "nats per position", lambda p: [*range(p.n_after, 0, -1)], _divergence, needs_clean=True
-        ),
-        Outcome("kl_last", "answer", "nats", lambda p: [p.n_answer + 1], _divergence, needs_clean=True),
+        Outcome("logit_diff", "answer", "logits", lambda p: [p.n_answer + 1 - _apart(p)], _diff, needs_distractor=True),
+        Outcome("kl", "answer", "nats per position", lambda p: [*range(p.n_after, 0, -1)], _kl, needs_clean=True),
+        Outcome("kl_last", "answer", "nats", lambda p: [p.n_answer + 1], _kl, needs_clean=True),
     )
 }
 

@@ -299,8 +299,7 @@ def _random_sentence(insertion: Insertion, tokenizer: Tokenizer, problem: Proble
         words = {1: _ordinary_tokens(tokenizer)}
     ids: list[int] = []
     while len(ids) < n_tokens:
-        fitting = [word for size, found in words.items() if size <= n_tokens - len(ids) for word in found]
-        ids += draw.choice(fitting)
+        ids += draw.choice([word for size, found in words.items() if size <= n_tokens - len(ids) for word in found])
     return tuple(ids)
 
 
@@ -328,10 +327,8 @@ def _check_known(tokenizer: Tokenizer, ids: tuple[int, ...], whose: str, remedy:
 def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     ids = encode_within(tokenizer, text, markers=True)
     if not ids or (tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids):
-        became = f"the unknown token {tokenizer.unk_token!r}" if ids else "no token"
-        raise ValueError(
-            f"the insertion {text!r} becomes {became}; choose a unit that this tokenizer's vocabulary holds"
-        )
+        what = f"the unknown token {tokenizer.unk_token!r}" if ids else "no token"
+        raise ValueError(f"the insertion {text!r} becomes {what}; choose a unit that this tokenizer's vocabulary holds")
     return ids
 
 

@@ -277,16 +277,13 @@ def insert_tokens(prompt: Prompt, at: int | Sequence[int], span_ids: Sequence[in
     """Return the prompt with `span_ids` inserted at token index `at`; at several indices, in equal blocks (the first ones one
     longer where that does not divide)."""
     places = (at,) if isinstance(at, int) else tuple(at)
-    if list(places) != sorted(set(places)) or not 0 <= places[0] <= places[-1] <= len(prompt):
-        raise ValueError(
-            f"cannot insert at token {at}: the prompt has {len(prompt)} tokens; give rising places, none twice"
-        )
-    if len(span_ids) < len(places):
-        raise ValueError(
-            f"{len(span_ids)} tokens cannot be inserted in {len(places)} places: give at least one for each"
-        )
+    n, n_places = len(prompt), len(places)
+    if list(places) != sorted(set(places)) or not 0 <= places[0] <= places[-1] <= n:
+        raise ValueError(f"cannot insert at token {at}: the prompt has {n} tokens; give rising places, none twice")
+    if len(span_ids) < n_places:
+        raise ValueError(f"{len(span_ids)} tokens cannot be inserted in {n_places} places: give at least one for each")
     ids, segments = list(prompt.ids), list(prompt.segments)
-    for place, block in zip(places[::-1], np.array_split(span_ids, len(places))[::-1], strict=True):
+    for place, block in zip(places[::-1], np.array_split(span_ids, n_places)[::-1], strict=True):
         ids[place:place] = block.tolist()
         segments[place:place] = ["inserted"] * len(block)
     return replace(prompt, ids=tuple(ids), segments=tuple(segments))

@@ -53,9 +53,8 @@ def problems_from_texts(
     found = [_problem(tokenizer, number, text, sizes) for number, text in enumerate(islice(texts, limit))]
     made = tuple(problem for problem in found if problem is not None)
     if not made:
-        raise ValueError(
-            f"none of {len(found)} texts has {sizes[2]} tokens that can be cut between words: give longer ones"
-        )
+        has = f"none of {len(found)} texts has {sizes[2]} tokens"
+        raise ValueError(f"{has} that can be cut between words: give longer ones")
     check_known(tokenizer, made)
     if short := [str(number) for number, problem in enumerate(found) if problem is None]:
         which = listed(short, 5)

@@ -177,8 +177,7 @@ class TextTable:
 
     def sentence(self, row: int) -> str:
         """Return a row in words: every column's heading with its value, left to right."""
-        cells = zip(self.columns, self.rows[row], strict=True)
-        return "; ".join(f"{column.heading} {cell}" for column, cell in cells)
+        return "; ".join(f"{column.heading} {cell}" for column, cell in zip(self.columns, self.rows[row], strict=True))
 
     def lines(self) -> list[str]:
         """Return the table as a print shows it: as many columns as go into one line."""
@@ -188,8 +187,7 @@ class TextTable:
             cut = [text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…" for text in cells]
             wide = max(map(len, (heading := one_line(column.heading), *cut)))
             texts.append([f"{text:{'<' if column.role == 'text' else '>'}{wide}}" for text in (heading, *cut)])
-        ends = accumulate(len(column[0]) + 2 for column in texts)
-        fit = max(1, sum(end <= WIDTH for end in ends))
+        fit = max(1, sum(end <= WIDTH for end in accumulate(len(column[0]) + 2 for column in texts)))
         return ["  ".join(row[:fit]).rstrip() for row in zip(*texts, strict=True)]
 
     def html(self) -> str:

@@ -61,5 +61,4 @@ def _told(value: Any, seen: set[int]) -> object:
 
 
 def _names(code: CodeType) -> list[str]:
-    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return sum(inner, list(code.co_names))
+    return sum([_names(each) for each in code.co_consts if isinstance(each, CodeType)], list(code.co_names))

@@ -54,14 +54,11 @@ def attention_profile(
     described.settings.update(template=found[0].base.template, exclude_sink=exclude_sink, min_rows=min_rows)
 
     def profiled(pair: PromptPair, tick: Tick) -> dict[str, dict[str, np.ndarray]]:
-        drop = "bos" in pair.base.segments[:1] if exclude_sink is None else exclude_sink
-        plan = Plan(exclude_sink=drop)
+        plan = Plan(exclude_sink="bos" in pair.base.segments[:1] if exclude_sink is None else exclude_sink)
         made: dict[str, dict[str, np.ndarray]] = {}
         for condition in conditions:
             run = described.reduced(pair, condition, pair_layout(pair, condition, rows=rows), plan)
-            real, null = (
-                {at: reduced.mean("received", min_rows).cpu() for at, reduced in each.items()} for each in run[:2]
-            )
+            real, null = ({at: one.mean("received", min_rows).cpu() for at, one in each.items()} for each in run[:2])
             made[condition] = {
                 "received": torch.stack([real[h.layer][h.head] for h in described.heads]).double().numpy(),
                 "uniform": torch.stack([null[h.layer][0] for h in described.heads]).double().numpy(),
@@ -299,8 +296,7 @@ def attention_between_segments(
     def of_problem(pair: PromptPair, tick: Tick) -> dict[str, np.ndarray]:
         tables = {}
         for name in conditions:
-            masses = _masses(described, pair, name, segments)
-            tables[name] = np.where(asked[..., None, None], masses, np.nan)
+            tables[name] = np.where(asked[..., None, None], _masses(described, pair, name, segments), np.nan)
             tick(1)
         return tables
 

@@ -208,8 +208,7 @@ class HeadScores(results.Result):
             f"Attention per head, {where}: means over problems (medians of those that may be infinite); null: uniform "
             f"attention on the same prompts; {'untrained: untrained twins; ' if self.twins else ''}n: problems."
         )
-        largest = results.largest_first(table, first[0]) if first else table
-        tables = [results.ShownTable(largest, caption, columns)]
+        tables = [results.ShownTable(results.largest_first(table, first[0]) if first else table, caption, columns)]
         if len(here) > len(first):
             means = f"All {len(here)} metrics, {where}: means over problems (medians of those that may be infinite)."
             tables.append(results.ShownTable(table[["label", "paper_label", *here]], means))
@@ -256,8 +255,7 @@ def is_sink(scores: HeadScores) -> np.ndarray:
     (2512.22213), repeated tokens (2503.08908).
     """
     attended = results.of_heads(scores.of("span_sink_rate"), scores.heads) > 0
-    long = [results.of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST]
-    return attended | np.any(long, axis=0)
+    return attended | np.any([results.of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST], axis=0)
 
 
 @checked

@@ -103,8 +103,7 @@ class Block:
 
     def mask(self, mask: Tensor, *, extra: bool = False) -> Tensor:
         """Return a mask over all tokens, cut to the block's keys; `extra` at those that are no tokens."""
-        cut = mask[: self.n_src].to(self.pattern.device)
-        return torch.nn.functional.pad(cut, (0, self.n_extra), value=extra)
+        return torch.nn.functional.pad(mask[: self.n_src].to(self.pattern.device), (0, self.n_extra), value=extra)
 
     def only(self, wanted: Tensor) -> "Block":
         """Return the rows where `wanted` `[token]`, which lies in memory, is True."""

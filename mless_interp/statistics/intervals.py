@@ -146,8 +146,7 @@ def mean_interval(
     2 [-0.4841, 4.484] (95 % t, n = 3; few problems)
     """
     array = check_effects(values, name="values", min_problems=1)
-    counts = (~np.isnan(array)).sum(0)
-    few = counts < FEW_PROBLEMS
+    few = (~np.isnan(array)).sum(0) < FEW_PROBLEMS
     if not few.any():
         return bootstrap_interval(array, confidence=confidence, n_resamples=n_resamples, seed=seed)
     student = _student(array, confidence)
@@ -165,8 +164,7 @@ def _student(array: np.ndarray, confidence: float) -> Interval:
     n = np.asarray(defined.sum(0))
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(defined, array, 0.0).sum(0) / np.where(n > 0, n, np.nan)
-        squares = (np.where(defined, array - mean, 0.0) ** 2).sum(0)
-        error = np.sqrt(squares / np.where(n > 1, n - 1, np.nan) / n)
+        error = np.sqrt((np.where(defined, array - mean, 0.0) ** 2).sum(0) / np.where(n > 1, n - 1, np.nan) / n)
         half = stats.t.isf((1 - confidence) / 2, np.maximum(n - 1, 1)) * error
     least = np.min(array, axis=0, where=defined, initial=np.inf)
     equal = (n > 1) & (least == np.max(array, axis=0, where=defined, initial=-np.inf))

@@ -62,8 +62,7 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
         middle[cells] = np.median(ordered, axis=0)
         if k > 0:
             low[cells], high[cells] = ordered[k - 1], ordered[-k]
-    counts = (~np.isnan(flat)).sum(0)
-    estimate, least, most, n_defined = (each.reshape(shape) for each in (middle, low, high, counts))
+    estimate, least, most, n_defined = (each.reshape(shape) for each in (middle, low, high, (~np.isnan(flat)).sum(0)))
     flag = np.where(np.isnan(least), TOO_FEW_FOR_MEDIAN, "")
     return Interval(estimate, least, most, np.full(shape, np.nan), n_defined, flag, confidence, "order statistics")
 
@@ -237,8 +236,7 @@ def prevalence_test(
 
 def _most_of_all(count: np.ndarray, n: np.ndarray, tested: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return P(Bin(n, 1/2) >= count), NaN where not tested, and the same after Holm."""
-    asked = n > 0 if tested is None else tested & (n > 0)
-    p = np.where(asked, stats.binom.sf(count - 1, n, 0.5), np.nan)
+    p = np.where(n > 0 if tested is None else tested & (n > 0), stats.binom.sf(count - 1, n, 0.5), np.nan)
     return p, holm(p)
 
 

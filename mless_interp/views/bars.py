@@ -71,8 +71,7 @@ def activation_histograms(shift: ActivationShift, *, contrast: str | None = None
         above.yaxis.set_minor_formatter("")
         above.set_ylim(bottom=shares[shares > 0].min() / 2)  # an empty bin has no logarithm
     above.legend(fontsize=7)
-    where = f"MLP of layer {shift.layer}"
-    title = f"{words_of(shift, 'model', 'insertion')}\n{where}, contrast {contrast}"
+    title = f"{words_of(shift, 'model', 'insertion')}\nMLP of layer {shift.layer}, contrast {contrast}"
     name_axes(above, y="share of activations\nper unit", title=title)
     below.stairs(here["density_change"], edges, fill=True, color="0.45", hatch="//", edgecolor="white")
     below.axhline(color="0.4", linewidth=0.8)

@@ -75,8 +75,7 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 25) -> P
             raise ValueError("there is nothing to draw: its tables are empty or have no number")
     value, _, label = draw.chosen_column(found, table, value)
     table = table.head(top)
-    points = column_of(value, found.declared()).role == "points"
-    drawn = (100 if points else 1) * with_limits(table, value)
+    drawn = (100 if column_of(value, found.declared()).role == "points" else 1) * with_limits(table, value)
     names = table.loc[:, :value].select_dtypes(exclude="number").astype(str)
     picture, axes = panel(7.2, 1.2 + 0.33 * len(table))
     draw_forest(axes, [one_line(" ".join(row)) for row in names.to_numpy()], [(value, drawn, FILLED)])
