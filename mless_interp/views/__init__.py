@@ -21,7 +21,8 @@ _loaded, __dir__, __all__ = lazy_loader.attach(__name__, ["draw"], PUBLIC)
 def __getattr__(name: str) -> Any:
     """Return a module of this room, or a view that refuses results of another kind."""
     found = _loaded(name)
-    return checked(found) if callable(found) else found
+    globals()[name] = found = checked(found) if callable(found) else found  # in place of what lazy_loader keeps there
+    return found
 
 
 def show_after_cell(made: Any) -> None:
