@@ -133,7 +133,10 @@ def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
 
     arrays = {field.name: thrice(getattr(result, field.name)) for field in fields(result)}
     ids = np.repeat(result.problem_ids, 3)
-    more: dict[str, Any] = {"problem_ids": tuple(f"{each}/{at % 3}" for at, each in enumerate(ids)), "groups": tuple(ids)}
+    more: dict[str, Any] = {
+        "problem_ids": tuple(f"{each}/{at % 3}" for at, each in enumerate(ids)),
+        "groups": tuple(ids),
+    }
     if name == "Transplant":
         more["partners"] = tuple(tuple(f"{name}/{at}" for name in each) for each in result.partners for at in range(3))
     if name == "SpanReadings":
