@@ -52,7 +52,7 @@ LOST = shows(lambda p: p * (torch.arange(12) != 5)[:, None], "blocks.2.attn.hook
     [
         (lambda *run: times(float("nan"), *run), "its logits contain NaN or infinity"),
         (lambda *run: times(0.0, *run), "its logits are all 0"),
-        (lambda *run: {}["hook_rot_q"], "'hook_rot_q'; use another backend"),
+        (lambda *run: {}["hook_rot_q"], "it has no 'hook_rot_q'; use another backend"),
         (shows(lambda p: p * 0.99), "the rows of its attention pattern .* off by 0.01"),
         (LOST, "the rows of its attention pattern .* off by 1 "),
         (obeys_edits(), "an edit of its attention pattern is not obeyed"),
