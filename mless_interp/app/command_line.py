@@ -241,9 +241,8 @@ class Loading:
                 try:
                     told = dict(json.loads(text))
                 except (TypeError, ValueError) as error:
-                    raise ValueError(
-                        f"--{name.replace('_', '-')}: expected JSON as --help shows, got {text!r}"
-                    ) from error
+                    flag = name.replace("_", "-")
+                    raise ValueError(f"--{flag}: expected JSON as --help shows, got {text!r}") from error
                 # devices are numbered, and JSON has no numbers as keys
                 made[name] = {int(key) if name == "max_memory" and key.isdecimal() else key: told[key] for key in told}
         return made

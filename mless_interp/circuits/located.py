@@ -468,11 +468,9 @@ class LocatedHeads(Verdicts):
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"
             tables.append(ShownTable(strata, f"{of}; p: Holm over heads, sides, senses, strata and all problems."))
-        if len(beside := self.control_table()):
+        if len(held := self.control_table()):
             where = "fresh" if made is not None else "the same"
-            tables.append(
-                ShownTable(beside, f"The named heads' effect and its controls, on {where} problems; medians.")
-            )
+            tables.append(ShownTable(held, f"The named heads' effect and its controls, on {where} problems; medians."))
         tables += [] if made is None else [made.shown().tables[0]]
         tables += [] if self.read is None else self.read.shown().tables
         table, columns = tables[0].frame, list(tables[0].columns or ())

@@ -78,11 +78,9 @@ def check_heads(heads: Iterable[Head | str], *, n_layers: int, n_heads: int) -> 
     """Return heads (or their labels) as a tuple, each inside the model and none twice; errors name the offender."""
     found = as_heads(heads)
     for at, head in enumerate(found):
-        for what, n, number in (("layer", n_layers, head.layer), ("query head", n_heads, head.head)):
-            if number >= n:
-                raise ValueError(
-                    f"{head}: {what} {number} is out of range (zero-based): the model has {what}s 0 to {n - 1}"
-                )
+        for what, n, k in (("layer", n_layers, head.layer), ("query head", n_heads, head.head)):
+            if k >= n:
+                raise ValueError(f"{head}: {what} {k} is out of range (zero-based): the model has {what}s 0 to {n - 1}")
         if head in found[:at]:
             raise ValueError(f"{head} is given twice")
     return found

@@ -73,10 +73,8 @@ class HookComparison(Result):
 
     def headline(self) -> str:
         most, k = self._kinds()[0]
-        where = f"in {k} of {count_of(len(self.found), 'problem')}"
-        return (
-            f"Yes, this is {self.meant}, {where}." if self.passed else f"No, this is not {self.meant}; {where} {most}."
-        )
+        told = f"in {k} of {count_of(len(self.found), 'problem')}"
+        return f"Yes, this is {self.meant}, {told}." if self.passed else f"No, this is not {self.meant}; {told} {most}."
 
     def _kinds(self) -> list[tuple[str, int]]:
         return sorted(Counter(self.found).most_common(), key=lambda each: each[0] == AS_MEANT)

@@ -145,12 +145,10 @@ def with_sink_key(
 def resolved_visible(scores: Float[Tensor, "*lead dest src"], visible: Visible | None) -> Visible:
     """Return `visible`, checked against a block of rows, or the causal triangle of a whole pattern."""
     if visible is None:
-        n_rows, n_keys = scores.shape[-2:]
-        if n_rows != n_keys:
-            raise ValueError(
-                f"a block of {n_rows} rows over {n_keys} keys needs `visible`, the keys that each row sees"
-            )
-        return torch.ones(n_rows, n_keys, dtype=torch.bool, device=scores.device).tril()
+        n_rows, n_src = scores.shape[-2:]
+        if n_rows != n_src:
+            raise ValueError(f"a block of {n_rows} rows over {n_src} keys needs `visible`, the keys that each row sees")
+        return torch.ones(n_rows, n_src, dtype=torch.bool, device=scores.device).tril()
     fits = visible.ndim >= 2 and visible.shape[-2:] == scores.shape[-2:] and visible.ndim <= scores.ndim
     fits = fits and all(v in (1, s) for v, s in zip(visible.shape[-3::-1], scores.shape[-3::-1], strict=False))
     if visible.dtype != torch.bool or not fits:

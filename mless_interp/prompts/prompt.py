@@ -134,7 +134,7 @@ def _begins_with_space(tokenizer: Tokenizer) -> bool:
 
 def _all_text(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ids; `ValueError` where one of them is a special token all the same."""
-    if found := special_ids(tokenizer).intersection(ids) - {tokenizer.unk_token_id}:
+    if found := special_ids(tokenizer, len(tokenizer)).intersection(ids) - {tokenizer.unk_token_id}:
         raise ValueError(
             f"the text spells the special token {tokenizer.convert_ids_to_tokens(min(found))!r}, which this tokenizer cannot "
             "tell from the token itself: write it in another way, or leave this problem out"
@@ -142,12 +142,8 @@ def _all_text(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, ...]:
     return ids
 
 
-def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    return _special_ids(tokenizer, len(tokenizer))
-
-
 @lru_cache(maxsize=8)
-def _special_ids(tokenizer: Tokenizer, n_tokens: int) -> frozenset[int]:
+def special_ids(tokenizer: Tokenizer, n_tokens: int) -> frozenset[int]:
     """Read them once for each size of a tokenizer, which may be given more."""
     return frozenset(at for at, token in tokenizer.added_tokens_decoder.items() if token.special)
 
@@ -165,7 +161,7 @@ def encode_part(
 
 def spells_special(tokenizer: Tokenizer, text: str) -> bool:
     """Return whether a text would become special tokens of this tokenizer if it were not encoded as text."""
-    markers, special = encode(tokenizer, text, markers=True), special_ids(tokenizer)
+    markers, special = encode(tokenizer, text, markers=True), special_ids(tokenizer, len(tokenizer))
     if special.isdisjoint(markers):
         return False
     text_ids = tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))

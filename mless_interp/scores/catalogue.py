@@ -220,10 +220,6 @@ def _kept_by(tokens: Callable[[Profile], Tensor], base: Profile, own: Profile) -
     return recovery.aligned_recovery(base.shared, own.shared, tokens=tokens(own))
 
 
-def _peaks_f1(x: Tensor, y: Tensor) -> Tensor:
-    return recovery.matched_peaks_f1(recovery.spike_peaks(x), recovery.spike_peaks(y)).to(x)
-
-
 Formulas = dict[str, Callable[..., Tensor]]
 ROWS: Formulas = {
     "span_mass": partial(_of_rows, attention.span_mass, ("span",)),
@@ -276,7 +272,9 @@ PAIRED: Formulas = {
     "spike_pearson": partial(_of_both, recovery.timing_pearson),
     "spike_slope": partial(_of_both, recovery.attenuation_slope),
     "spike_r_squared": partial(_of_both, recovery.attenuation_r_squared),
-    "spike_f1": partial(_of_both, _peaks_f1),
+    "spike_f1": partial(
+        _of_both, lambda x, y: recovery.matched_peaks_f1(recovery.spike_peaks(x), recovery.spike_peaks(y)).to(x)
+    ),
     "peak_attenuation": partial(_of_both, lambda x, y: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x))),
 }
 STATES: Formulas = {
@@ -335,9 +333,8 @@ def _own(function: OwnMetric) -> Metric:
     def formula(rows: Rows) -> Tensor:
         found, needed = function(rows.block.pattern, rows.span), rows.block.pattern.shape[:-1]
         if found.shape != needed:
-            raise ValueError(
-                f"metric {name!r} must give a number per head and row, {[*needed]}, and gave {[*found.shape]}"
-            )
+            gave = f"{[*needed]}, and gave {[*found.shape]}"
+            raise ValueError(f"metric {name!r} must give a number per head and row, {gave}")
         return found
 
     if (name := function.__name__).removesuffix("_last") in METRICS:
