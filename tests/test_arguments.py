@@ -1,6 +1,7 @@
 """Every public function refuses arguments of the wrong kind, by name and before anything runs."""
 
 import inspect
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -168,6 +169,7 @@ def test_a_view_refuses_a_result_of_another_kind() -> None:
     for _ in range(2):
         with pytest.raises(TypeError, match="found must be a PathEffects, got a PatchScores"):
             mi.views.path_graph(good()["found"])
+    assert pickle.loads(pickle.dumps(mi.views.path_graph)) is mi.views.path_graph
 
 
 def test_a_checked_function_is_still_itself() -> None:

@@ -8,7 +8,7 @@ What counts as the same answer:
 - A unit may be left out; two different units differ (5 cm is not 5 m, 5 cents are not 5 dollars). Words of scale are part of
   the number: 2 million is 2000000. Numbers with a base need it: 52_8 is not 52.
 - Points and tuples are in order and need their brackets, intervals their kinds of brackets: (1, 2] is not (1, 2), nor 1, 2.
-- Times and ratios are the same in every part (5:25 is not 10:50); 3:4 may be written as a fraction.
+- Times and ratios are the same in every part (5:25 is not 10:50), and 3:4 is also 3/4 and 0.75.
 - Lists, sets and unions are in any order, `1 \pm 2` is a list of two, and a set may be written without braces.
 - Matrices entry by entry, round and square brackets alike; a determinant is none.
 - `x = 5` is 5, but `x = 5` is not `y = 5`. Equations and inequalities are math-verify's.
@@ -208,8 +208,7 @@ def _parts(text: str) -> tuple[str, list[str]]:
             return "list", [text] if len(pieces) == 1 and len(_parts(pieces[0])[1]) > 1 else pieces
         if len(pieces) > 1:
             return brackets, pieces
-    pieces = _both_signs(split(text, ",;"))
-    return (":", ratio) if len(pieces) == 1 and len(ratio := split(text, ":")) > 1 else ("list", pieces)
+    return "list", _both_signs(split(text, ",;"))
 
 
 def _both_signs(pieces: Sequence[str]) -> list[str]:
@@ -222,8 +221,6 @@ def _compare(answer: str, gold: str, depth: int = 0) -> Equality:
         return Equality(False, "text")
     if answer.replace(";", ",") == gold.replace(";", ","):
         return Equality(True, "text")
-    if bool(re.search("/|frac", answer)) != bool(re.search("/|frac", gold)):  # a ratio may be written as a fraction
-        answer, gold = (re.sub(r"^(\d+):(\d+)$", r"\\frac{\1}{\2}", each) for each in (answer, gold))
     left, right = number(answer), number(gold)
     if left is not None and right is not None:
         return Equality(left == right, "number")
@@ -250,6 +247,14 @@ def _compare(answer: str, gold: str, depth: int = 0) -> Equality:
     if unit or gold_unit:
         agree = not unit or not gold_unit or unit == gold_unit
         return _compare(answer, gold, depth + 1) if agree else Equality(False, "text")
+    ratios = [split(each, ":") for each in (answer, gold)]
+    if sorted(map(len, ratios)) == [1, 2]:
+        return _compare(*(rf"\frac{{{x[0]}}}{{{x[1]}}}" if len(x) == 2 else x[0] for x in ratios), depth + 1)
+    if max(map(len, ratios)) > 1:
+        equal = len(ratios[0]) == len(ratios[1]) and all(
+            _compare(*two, depth + 1).equal for two in zip(*ratios, strict=True)
+        )
+        return Equality(equal, "parts")
     if _holds_words(answer) or _holds_words(gold):
         return Equality(answer.casefold() == gold.casefold(), "text")
     return _by_math_verify(answer, gold)

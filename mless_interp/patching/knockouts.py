@@ -244,10 +244,9 @@ class JointKnockout(Measured):
     def details(self) -> list[str]:
         found = []
         if self.sets:
-            middle = self._middle(self.random)
             p = f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
-            others = f"{count_of(len(self.sets), 'random set')} in the same layers: {middle:#.3g} (median)"
-            found.append(f"{others}, {self.n_as_large or 'none'} as much; {p}.")
+            others = f"Of {count_of(len(self.sets), 'random set')} in the same layers"
+            found.append(f"{others} {self.n_as_large or 'none'} does as much; {p}.")
         elif self.settings.get("n_random_sets"):
             found.append("There is no other set of the same size in the same layers.")
         if len(self.heads) > 1:

@@ -135,8 +135,10 @@ class Transplant(Measured):
         """Find the outcomes of each pair (ids) in the runs that got its spans, `[recipient, answer, span]`."""
         found: dict[tuple[str, str], list[np.ndarray]] = {}
         for values, ids in zip(self.values, self.partners, strict=True):
-            for at in range(0, len(ids), 2):
+            for at in range(0, len(ids) - 1, 2):
                 found.setdefault((ids[at], ids[at + 1]), []).append(values[at + 1 : at + 3, at + 1 : at + 3])
+        if len(set().union(*found)) < 2 * len(found):
+            raise ValueError("these pairs share problems, as an earlier version made them: transplant again")
         return {pair: np.stack(each) for pair, each in found.items()}
 
     @cached_property

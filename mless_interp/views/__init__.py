@@ -21,7 +21,10 @@ _loaded, __dir__, __all__ = lazy_loader.attach(__name__, ["draw"], PUBLIC)
 def __getattr__(name: str) -> Any:
     """Return a module of this room, or a view that refuses results of another kind."""
     found = _loaded(name)
-    globals()[name] = found = checked(found) if callable(found) else found  # in place of what lazy_loader keeps there
+    if callable(found):
+        found = checked(found)
+        setattr(sys.modules[found.__module__], name, found)  # pickle looks for it where it was made
+    globals()[name] = found  # in place of what lazy_loader keeps there
     return found
 
 

@@ -119,6 +119,7 @@ def span_map(found: SpanReadings) -> Picture:
     shares = table["pairs_share"].where(known).to_numpy(dtype=float).reshape(shape) - 0.5
     rows, names = ["embedding", *map(str, found.layers[1:])], ("inserted tokens", "after layer (zero-based)")
     options: Style = {"limit": 0.5, "label": "pairs read right", "axes": names, "wide": 0.3}
+    options["grey"] = "not tested, or own and exchanged tokens read alike"
     claim = f"p < {found.level:.3g}, corrected: most pairs show it"
     picture, bar = _draw_panels(shares, tuple(READERS), found.places, rows, found.found, claim, **options)
     picture.suptitle(words_of(found, "model", "insertion", "what"), fontsize=9)
@@ -140,6 +141,7 @@ def _draw_panels(
     label: str,
     axes: tuple[str, str],
     wide: float = 0.21,
+    grey: str = UNDEFINED[0],
 ) -> tuple[Picture, draw.Colorbar]:
     """Draw maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`, which claims something."""
     width, height = max(2.7, wide * len(columns) + 0.95), max(2.2, 0.24 * len(rows) + 1.2)
@@ -151,7 +153,7 @@ def _draw_panels(
         draw.name_ticks(here.xaxis, columns, rotation=90)
         draw.name_ticks(here.yaxis, rows)
         name_axes(here, x=axes[0], y=axes[1] if at == 0 else None, title=titles[at] or None)
-    entries = [(claim, draw.STROKES)] * bool(hatched.any()) + [UNDEFINED] * bool(np.isnan(grids).any())
+    entries = [(claim, draw.STROKES)] * bool(hatched.any()) + [(grey, UNDEFINED[1])] * bool(np.isnan(grids).any())
     if entries:
         draw.key_below(picture, entries)
     return picture, draw.colour_bar(image, places, label, shrink=0.9)
