@@ -247,14 +247,15 @@ def _compare(answer: str, gold: str, depth: int = 0) -> Equality:
     if unit or gold_unit:
         agree = not unit or not gold_unit or unit == gold_unit
         return _compare(answer, gold, depth + 1) if agree else Equality(False, "text")
-    ratios = [split(each, ":") for each in (answer, gold)]
-    if sorted(map(len, ratios)) == [1, 2]:
-        return _compare(*(rf"\frac{{{x[0]}}}{{{x[1]}}}" if len(x) == 2 else x[0] for x in ratios), depth + 1)
-    if max(map(len, ratios)) > 1:
-        equal = len(ratios[0]) == len(ratios[1]) and all(
-            _compare(*two, depth + 1).equal for two in zip(*ratios, strict=True)
+    own, wanted = (split(each, ":") for each in (answer, gold))
+    if {len(own), len(wanted)} == {1, 2}:
+        one, other = (x[0] if len(x) == 1 else rf"\frac{{{x[0]}}}{{{x[1]}}}" for x in (own, wanted))
+        return _compare(one, other, depth + 1)
+    if max(len(own), len(wanted)) > 1:
+        alike = len(own) == len(wanted) and all(
+            _compare(*two, depth + 1).equal for two in zip(own, wanted, strict=True)
         )
-        return Equality(equal, "parts")
+        return Equality(alike, "parts")
     if _holds_words(answer) or _holds_words(gold):
         return Equality(answer.casefold() == gold.casefold(), "text")
     return _by_math_verify(answer, gold)
