@@ -194,7 +194,9 @@ class ARM:
 
         def redistribute(layer: int, activations: Float[Tensor, "row token d_mlp"]) -> Tensor:
             rows = zip(activations, keys, strict=True)
-            return torch.stack([self.redistribute(x, generator=self.generator(key, layer=layer)) for x, key in rows])
+            return torch.stack(
+                [self.redistribute(row, generator=self.generator(key, layer=layer)) for row, key in rows]
+            )
 
         edits: dict[str, Edit] = {}
         for layer in self.layers:
@@ -209,4 +211,5 @@ def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> 
     else:
         bar = size.sort(-1).values.gather(-1, counts[:, None] - 1)
     below, ties = size < bar, size == bar
-    return below | (ties & (ties.cumsum(-1) <= (counts[:, None] - below.sum(-1, keepdim=True))))
+    missing = counts[:, None] - below.sum(-1, keepdim=True)
+    return below | (ties & (ties.cumsum(-1) <= missing))

@@ -29,7 +29,8 @@ def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) 
     """
     values = widened(activations)
     size = values.abs() if absolute else values
-    return 1.4826 * c * (size - size.median(-1, keepdim=True).values).abs().median(-1).values.clamp(min=1e-12)
+    centre = size.median(-1, keepdim=True).values
+    return 1.4826 * c * (size - centre).abs().median(-1).values.clamp(min=1e-12)
 
 
 def quantile(activations: Activations, *, q: float) -> Summary:

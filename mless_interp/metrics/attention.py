@@ -220,7 +220,8 @@ def within_span_entropy(pattern: Pattern, *, span: Segment, visible: Visible | N
     pattern, visible = patterns.prepared(pattern, visible)
     n_keys = (visible & span[..., None, :]).sum(-1)
     entropy, mass = _entropy_within(pattern, span)
-    return torch.where((n_keys > 1) & (mass >= LEAST_MASS), entropy / n_keys.to(pattern.dtype).log(), torch.nan)
+    defined = (n_keys > 1) & (mass >= LEAST_MASS)
+    return torch.where(defined, entropy / n_keys.to(pattern.dtype).log(), torch.nan)
 
 
 def entropy_without_sink(pattern: Pattern, *, sink: Segment, visible: Visible | None = None) -> PerRow:

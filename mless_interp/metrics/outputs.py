@@ -30,7 +30,8 @@ def span_output(
     """
     check_span(span, n_tokens=pattern.shape[-1])
     pattern, visible = prepared(pattern, visible)
-    return torch.where(visible.any(-1)[..., None], _weighted(pattern, values, span), torch.nan)
+    part = _weighted(pattern, values, span)
+    return torch.where(visible.any(-1)[..., None], part, torch.nan)
 
 
 def span_output_weight(
@@ -72,7 +73,8 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
     """
     check_span(span, n_tokens=values.shape[-2], may_cover_all=True)
     units, count = _units(values, span)
-    return torch.where(count > 1, (units.sum(-2).square().sum(-1) - count) / (count * (count - 1)), torch.nan)
+    pairs = units.sum(-2).square().sum(-1) - count
+    return torch.where(count > 1, pairs / (count * (count - 1)), torch.nan)
 
 
 def value_spectral_share(values: Vectors, *, span: Segment) -> PerHead:
@@ -171,7 +173,8 @@ def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: PerHead |
     """
     size = widened(change).flatten(-2).norm(dim=-1)
     floor = torch.as_tensor(rounding, dtype=size.dtype, device=size.device)
-    return torch.where((size > 0) & (size >= 10 * floor), widened(rest).flatten(-2).norm(dim=-1) / size, torch.nan)
+    resolved = (size > 0) & (size >= 10 * floor)
+    return torch.where(resolved, widened(rest).flatten(-2).norm(dim=-1) / size, torch.nan)
 
 
 def affine_fit(before: RowVectors, after: RowVectors) -> tuple[PerHead, Float[Tensor, "*lead d"], PerHead]:
@@ -237,7 +240,8 @@ def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
     tensor([0.5000])
     """
     there = answer.to(logits.device, non_blocking=logits.device.type != "cpu")
-    return widened(logits).log_softmax(-1).gather(-1, there.expand(logits.shape[:2])[..., None])[..., 0].sum(1)
+    picked = widened(logits).log_softmax(-1).gather(-1, there.expand(logits.shape[:2])[..., None])
+    return picked[..., 0].sum(1)
 
 
 def mean_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:

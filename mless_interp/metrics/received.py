@@ -130,7 +130,8 @@ def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> P
     >>> sink_rate(torch.tensor([0.7, 0.35, 0.2]), torch.tensor([False, True, True]))
     tensor(0.5000)
     """
-    return segment_mean(torch.where(alpha.isnan(), torch.nan, (alpha > threshold).to(widened(alpha).dtype)), tokens)
+    is_sink = (alpha > threshold).to(widened(alpha).dtype)
+    return segment_mean(torch.where(alpha.isnan(), torch.nan, is_sink), tokens)
 
 
 def relative_norms(vectors: Vectors, *, others: Segment) -> PerColumn:

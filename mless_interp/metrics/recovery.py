@@ -61,7 +61,8 @@ def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead
     offset = torch.arange(relative.shape[-1], device=relative.device) - span.int().argmax(-1, keepdim=True)
     if (span != (offset >= 0) & (offset < span.sum(-1, keepdim=True))).any():
         raise ValueError("the span has several pieces, and an onset is only defined for one block: use span_collapse")
-    return segment_mean(relative, span & (offset < width)) - segment_mean(relative, (offset < 0) & (offset >= -width))
+    before = (offset < 0) & (offset >= -width)
+    return segment_mean(relative, span & (offset < width)) - segment_mean(relative, before)
 
 
 def span_variation(received: PerColumn, *, span: Segment) -> PerHead:
@@ -77,7 +78,8 @@ def span_variation(received: PerColumn, *, span: Segment) -> PerHead:
     received = widened(received)
     mean = segment_mean(received, span)
     deviation = segment_mean((received - mean[..., None]).square(), span).sqrt()
-    return torch.where(((span & ~received.isnan()).sum(-1) > 1) & (mean >= LEAST_LEVEL), deviation / mean, torch.nan)
+    count = (span & ~received.isnan()).sum(-1)
+    return torch.where((count > 1) & (mean >= LEAST_LEVEL), deviation / mean, torch.nan)
 
 
 def recovery_ratio(received: PerColumn, *, before: Segment, after: Segment) -> PerHead:

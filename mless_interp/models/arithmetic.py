@@ -24,7 +24,8 @@ def visibility(inputs: Inputs, window: int | None = None) -> Tensor:
         visible = visible & (positions[:, None, :, None] - positions[:, None, None, :] < window)
     if inputs.attention_mask is not None:
         visible = visible & inputs.attention_mask
-    return visible | (~visible.any(-1, keepdim=True) & (index[:, None] == index[None, :]))
+    alone = ~visible.any(-1, keepdim=True)
+    return visible | (alone & (index[:, None] == index[None, :]))
 
 
 def masked_scores(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:

@@ -257,7 +257,8 @@ class MatchedMassKnockout(Intervention):
         order = torch.from_numpy(drawn).to(pattern.device).masked_fill(~candidates, 2.0).argsort(-1)
         available = (pattern * candidates).gather(-1, order)
         mass = (pattern * state.span_keys).sum(-1, keepdim=True)
-        removed = torch.minimum(available, (mass - (available.cumsum(-1) - available)).clamp(min=0))
+        taken_before = available.cumsum(-1) - available
+        removed = torch.minimum(available, (mass - taken_before).clamp(min=0))
         reachable = available.sum(-1, keepdim=True) >= mass
         kept = pattern - torch.zeros_like(pattern).scatter(-1, order, removed)
         return state.mixed(torch.where(reachable, state.renormalised(kept, pattern), torch.nan))
