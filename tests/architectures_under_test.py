@@ -25,6 +25,7 @@ _GPT: dict[str, Any] = {"n_embd": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEAD
 _EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 48, "num_key_value_heads": 2}
 _LOCAL = {"num_layers": 4, "num_heads": N_HEADS, "window_size": WINDOW, "attention_types": [[["global", "local"], 2]]}
 _PARTLY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_CAPPED = {"query_pre_attn_scalar": 4, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}  # felt here
 _GROUPED = {"intermediate_size": 128, "num_key_value_heads": 2}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _UNCUT = {**_YARN, "truncate": False}
@@ -77,7 +78,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama, LoRA merged": ("Llama", _named(**_GROUPED)),
     "Qwen2": ("Qwen2", _named(**_GROUPED)),
     "Qwen3": ("Qwen3", _named(**_GROUPED, head_dim=16)),
-    "Gemma 2": ("Gemma2", _named(**_GROUPED, head_dim=16, sliding_window=WINDOW)),
+    "Gemma 2": ("Gemma2", _named(**_GROUPED, head_dim=16, sliding_window=WINDOW, **_CAPPED)),
 }
 """Name -> Hugging Face's name and what its config is given."""
 _ROPE: dict[str, Any] = {"rope_theta": 500.0, "factor": 3.0, "original_max_position_embeddings": 32}

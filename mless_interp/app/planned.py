@@ -456,7 +456,7 @@ def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int
 
     size, spent, enough = 1, timed(1), 1.0
     if spent < 10 * enough:  # what loads at the first call does not count, on a GPU seconds
-        spent = min(spent, timed(1))
+        spent, sizes = min(spent, timed(1)), max(sizes, 2)  # nor what is done once, on wide models most of it
     each = spent
     while 2 * size <= total and (spent < enough or size < sizes):
         before, size = spent, 2 * size

@@ -267,9 +267,9 @@ def test_what_goes_in_and_is_read_up_to_its_borders() -> None:
         torch.testing.assert_close(found, recording.logits[:, ::2], **NEAR)
     slow, opaque, z = without_stepper(model), copy.copy(model), recording.z[1]
     opaque.layers = object()
-    for reads, at in (("last", [2]), ("all", [1, 2]), ([1], [1])):
+    for how, at in (({}, [2]), ({"logits_at": "last"}, [2]), ({"logits_at": "all"}, [1, 2]), ({"logits_at": [1]}, [1])):
         for each in (model, slow, opaque):
-            found = each.replay(recording, 1, z, logits_at=reads, exact_forward=each is opaque)
+            found = each.replay(recording, 1, z, **how, exact_forward=each is opaque)
             torch.testing.assert_close(found, recording.logits[:, at], **NEAR)
     none = model.checked(WRONG).record(info.Inputs(tokens), start=1)
     assert none.resid_pre == none.q == none.k == none.v == () and all(map(torch.equal, none.z, recording.z))
