@@ -172,7 +172,7 @@ def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
         except FailedCheck as error:
             allowed = TOLERANCE.get(model.info.dtype, 1e-3)
             return [Verdict("self-check", "what the backend promises", FAIL, np.nan, allowed, str(error))], None
-    logit = checks.largest_logit or 1.0
+    logit = checks.largest_logit
     fused = "fused attention makes no pattern" if model.info.attention != "eager" else ""
     own, remote = "a wrapped object has none beside it", "not run where a remote model counts windows by index"
     unknown = "what single heads write is not known"

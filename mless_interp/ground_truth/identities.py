@@ -101,8 +101,8 @@ class Case:
         start, inputs, span = self.pair.span[1], self.pair.condition(donor), self.pair.span_mask[None]
         receiving = self.model.record(self.pair.condition("inserted"), start=start)
         given = self.model.record(inputs, start=inputs.n_tokens - self.pair.n_after)
-        nowhere = torch.zeros(1, inputs.n_tokens, dtype=torch.bool)
-        source = LayerState.of(self.model, given, 0, span=span if donor == "masked" else nowhere)
+        nowhere = torch.zeros(1, inputs.n_tokens, dtype=torch.bool)  # of a donor only z is taken
+        source = LayerState.of(self.model, given, 0, span=nowhere)
         return intervention(LayerState.of(self.model, receiving, 0, span=span, donor=source))
 
     def written(self, z: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ def slope_one(case: Case) -> Finding:
         scores, rule = other.scores("held"), case.model.attention_rule(0)
         inside = with_extra(other.pair.span_mask.to(scores.device), rule)
         after = slice(len(other.pair.base) - other.pair.n_after, None)
-        of_rows = metrics.span_log_odds(scores, span=inside, visible=torch.isfinite(scores))
+        of_rows = metrics.span_log_odds(scores, span=inside)
         odds.append(of_rows[:, other.pair.shared][:, after])
     slope = (odds[1] - odds[0]) / math.log(DOSES[1] / DOSES[0])
     return apart(slope, torch.ones_like(slope))
