@@ -10,7 +10,7 @@ import pandas as pd
 from .. import statistics
 from ..core.arguments import Arguments, count_of, listed
 from ..models.sites import extension_of
-from ..runtime.base_result import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
+from ..runtime.base_result import Result, Shown, ShownTable, counted, interval_columns, limits_of, place_of, tidy
 from ..runtime.columns import columns_of
 from .graders import GRADERS
 from .same_answer import GAVE_UP
@@ -335,7 +335,7 @@ class AccuracyResults(Result):
             return self.compare_all().headline()
         row = self.table().iloc[0]
         limits = limits_of(row["accuracy_ci_low"], row["accuracy_ci_high"], ".1f", scale=100)
-        n = count_of(int(row["n"]), "problem")
+        n = counted(int(row["n"]), self.groups)
         return f"{100 * row['accuracy']:.1f} %{limits} of {n} are answered right under {row['treatment']!r}."
 
     def caveats(self) -> list[str]:

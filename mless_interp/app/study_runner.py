@@ -258,12 +258,12 @@ class StudyResult(Result):
         rows = []
         for insertion in self.insertions:
             for contrast, made in self.effects[insertion].items():
-                whole, total = made.whole, made.total_effect
-                values = whole.units(whole.turned(total))
+                whole = made.whole
+                values = whole.units(whole.turned(made.total_effect))
                 row: dict[str, object] = {"insertion": insertion, "contrast": contrast}
                 row |= {name: float(end) for name, end in interval_columns("median", whole.median).items()}
                 row |= {"unit": made.unit, "k": (values > whole.rounding).sum(), "n": np.isfinite(values).sum()}
-                rows.append(row | {"n_undefined": np.isnan(total).sum(), "p": whole.p})
+                rows.append(row | {"n_undefined": np.isnan(values).sum(), "p": whole.p})
         table = pd.DataFrame(rows)
         p = table["p"].to_numpy(dtype=float)
         return table.assign(p_corrected=statistics.holm(p) if np.isfinite(p).any() else p)
@@ -286,15 +286,17 @@ class StudyResult(Result):
                 row |= {f"{contrast}_{end}": value for end, value in effect_of[name, contrast].items()}
             if scores := self.attention.get(name):
                 for metric in scores.metrics:
-                    values = self._attention_to(name, metric)
-                    finite = scores.by_group(np.where(np.isinf(values), np.nan, values))
+                    values = scores.by_group(self._attention_to(name, metric))
+                    finite = np.where(np.isinf(values), np.nan, values)
                     mean = statistics.mean_interval(finite, confidence=scores.confidence, seed=scores.seed)
                     row |= {each: float(end) for each, end in interval_columns(metric, mean).items()}
                     if np.isinf(values).any():  # on one problem, so the mean has no limits
                         row[metric] = float(defined_mean(values))
                         row[f"{metric}_ci_low"] = row[f"{metric}_ci_high"] = np.nan
                     row[f"{metric}_n"] = (~np.isnan(values)).sum()
-                uniform = scores.null["span_mass"]["inserted"][:, [head.layer for head in scores.heads]]
+                uniform = scores.by_group(scores.null["span_mass"]["inserted"])[
+                    :, [head.layer for head in scores.heads]
+                ]
                 row["span_mass_null"] = float(defined_mean(uniform.ravel()))
                 row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
             if located := self.located.get(name):

@@ -477,7 +477,8 @@ class CircuitCurve(Measured):
     @property
     def faithfulness(self) -> np.ndarray:
         """Restored share of the effect, ratio of means, `[order, size]`; NaN where there is no mean to have a share of."""
-        return (self.values - self.values[:, :, :1]).mean(0) / (self.whole.mean if self.whole.established else np.nan)
+        restored = self.by_group(self.values - self.values[:, :, :1]).mean(0)
+        return restored / (self.whole.mean if self.whole.established else np.nan)
 
     @property
     def cpr(self) -> np.ndarray:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import product
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.text_safety import one_line
 from ..runtime.workers import Tick, Unit
-from ..statistics import defined_mean
+from ..statistics import by_group, defined_mean
 from .cells import Asked, Flow, heads_of, named_on, named_words, need_weights
 
 WRITTEN = ("Sigma", "change")
@@ -94,8 +94,9 @@ def what_it_writes(
     found = prepared.each(of_unit, label="reading what heads write", settings=settings, options=options)
     top = min(top, _n_known(model) // 2)
     stream, wrote = (np.array([each[name] for each in found], dtype=np.float32) for name in ("stream", "wrote"))
-    ids, logits = _promoted(model, stream, wrote, top)
-    keys, scores = _looked_at(prepared.pairs, [np.array(each["scores"], dtype=float) for each in found], top)
+    ids, logits = _promoted(model, stream, wrote, prepared.groups, top)
+    seen = [np.array(each["scores"], dtype=float) for each in found]
+    keys, scores = _looked_at(prepared.pairs, seen, prepared.groups, top)
     tokens, text = [], cache(partial(_text, model))
     for of_head, looks in zip(ids.tolist(), keys, strict=True):
         looked = (text(key) + INSERTED * inside if key >= 0 else "" for key, inside in looks)
@@ -160,7 +161,9 @@ def _n_known(model: Model) -> int:
     return model.info.n_classes or min(known, model.info.d_vocab)
 
 
-def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+def _promoted(
+    model: Model, stream: np.ndarray, wrote: np.ndarray, groups: Sequence[str], top: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Find tokens of the largest and the smallest mean `[head, written, 2 top]`, and each problem's changes of their logits."""
     layers = model.need_layers("what_it_writes").layers
     like = model.attention_output(layers.n_layers - 1).weights
@@ -174,13 +177,15 @@ def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> 
         lost = (logits[:1] - logits[1:]).unflatten(0, written.shape[:2])
         return lost - lost.mean(-1, keepdim=True)
 
-    order = sum((changes(at) for at in range(1, len(stream))), start=changes(0)).argsort(descending=True, stable=True)
+    weights = [1 / groups.count(name) for name in groups] or [1.0] * len(stream)  # a group counts once
+    sums = (weight * changes(at) for at, weight in enumerate(weights))
+    order = sum(sums, start=torch.zeros(())).argsort(descending=True, stable=True)
     chosen = torch.cat([order[..., :top], order[..., -top:]], -1)
     return chosen.cpu().numpy(), np.stack([changes(at).gather(-1, chosen).cpu().numpy() for at in range(len(stream))])
 
 
 def _looked_at(
-    pairs: Sequence[PromptPair], scores: Sequence[np.ndarray], top: int
+    pairs: Sequence[PromptPair], scores: Sequence[np.ndarray], groups: Sequence[str], top: int
 ) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
     """Find each head's keys of extreme mean score (-1: too few), and their scores `[problem, head, 2 top]` or NaN."""
     of_problem = [dict(zip(_places(pair), each.T, strict=True)) for pair, each in zip(pairs, scores, strict=True)]
@@ -190,7 +195,7 @@ def _looked_at(
     nothing = np.full(len(scores[0]), np.nan)
     table = np.array([[known.get(key, nothing) for key in usual] for known in of_problem])  # [problem, key, head]
     table = table.reshape(len(pairs), len(usual), len(nothing)).swapaxes(1, 2)
-    mean, each = defined_mean(table, axis=0), min(top, len(usual) // 2)
+    mean, each = defined_mean(by_group(table, groups, mean=True), axis=0), min(top, len(usual) // 2)
     order = np.argsort(-mean, axis=-1, kind="stable")  # undefined ones come last
     chosen = [[(-1, 0)] * 2 * top for _ in nothing]
     values = np.full((len(pairs), len(nothing), 2 * top), np.nan)
@@ -238,10 +243,15 @@ class HeadWrites(Result):
     def top(self) -> int:
         return self.values.shape[-1] // 2
 
+    @cached_property
+    def of_groups(self) -> np.ndarray:
+        """Values of problems; of variants of one problem their mean."""
+        return by_group(self.values, self.groups, mean=True)
+
     @property
     def means(self) -> np.ndarray:
         """Means over the problems that have the token, `[head, kind, token]`."""
-        return defined_mean(self.values, axis=0)
+        return defined_mean(self.of_groups, axis=0)
 
     def of(self, head: Head | str, kind: str = "change") -> tuple[list[str], list[str]]:
         """Name tokens promoted (preferred), largest first, and suppressed (avoided), smallest first, beyond rounding."""
@@ -258,10 +268,10 @@ class HeadWrites(Result):
     def table(self) -> pd.DataFrame:
         """Give a row per head, kind and token: mean (`amount`) and standard deviation (`spread`) over `n` problems that have
         it, and in how many (`k`) it has the mean's sign."""
-        spread, rows = np.sqrt(defined_mean((self.values - self.means) ** 2)), []
+        spread, rows = np.sqrt(defined_mean((self.of_groups - self.means) ** 2)), []
         for (at, head), (which, kind) in product(enumerate(self.heads), enumerate(KINDS)):
             for place in sorted(self._told(at, which, 1) + self._told(at, which, -1)):
-                values, mean = self.values[:, at, which, place], self.means[at, which, place]
+                values, mean = self.of_groups[:, at, which, place], self.means[at, which, place]
                 token, side = quoted(self.tokens[at][which][place]), SIDES[kind][place >= self.top]
                 k, n = int((np.sign(values) == np.sign(mean)).sum()), int(np.isfinite(values).sum())
                 rows.append((str(head), kind, side, token, mean, spread[at, which, place], k, n, UNITS[kind]))

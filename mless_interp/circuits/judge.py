@@ -231,8 +231,8 @@ class Judged:
     @cached_property
     def negligible(self) -> np.ndarray:
         """Heads shown to remove and to add less than the smallest effect in most problems, `[head]`."""
-        both = [self.effect.within(measured(self.values, measure))[1] for measure in SIDES.values()]
-        return np.maximum(*both) < self.effect.level
+        both = (self.effect.within(measured(self.values, measure))[0] for measure in SIDES.values())
+        return holm(np.maximum(*both)) < self.effect.level  # one family: both must pass
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ..patching.knockouts import JointKnockout, ReadEffects
 from ..patching.prepared import Measured
 from ..patching.sweep import PatchScores
 from ..runtime import base_result as results
-from ..runtime.base_result import Quantity, Result, Shown, ShownTable
+from ..runtime.base_result import Quantity, Result, Shown, ShownTable, counted
 from ..runtime.columns import Column, columns_of
 from ..statistics import holm
 from . import judge as rules
@@ -235,7 +235,7 @@ class Confirmation(Verdicts):
     def in_short(self) -> str:
         """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
         sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
-        fresh, failed = count_of(len(self.problem_ids), "fresh problem"), f" ({listed(lost)} not)" * bool(sure and lost)
+        fresh, failed = counted(self.n_groups, self.groups, "fresh "), f" ({listed(lost)} not)" * bool(sure and lost)
         if not self.established:
             return f"on {fresh} no such effect is established, so none is confirmed"
         named = "all" if len(sure) == len(self.heads) > 1 else listed(sure) or "none"
@@ -412,7 +412,7 @@ class LocatedHeads(Verdicts):
 
     def caveats(self) -> list[str]:
         some = [*filter(None, [rules.few_problems(self.judged.effect.n, len(self.heads), self.confidence)])]
-        some += concentration_words(self.total, self.problem_ids, self.unit)
+        some += concentration_words(self, self.total, self.unit)
         some += self._power() if self.established and not self.found else []
         if self.confirmation is None and self.found:
             some.append("The named heads were not tested on fresh problems: pass confirm=pairs.")

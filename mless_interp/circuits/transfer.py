@@ -27,7 +27,7 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of, draws_beside
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..statistics import Prevalence
+from ..statistics import Prevalence, by_group
 from .cells import Asked, Cells, heads_of, named_on
 from .head_sets import halves
 from .locate import under
@@ -146,8 +146,8 @@ def _means(problems: Prepared, layers: list[int], contrast: Contrast, options: R
         options=options.part("means", layers, problems.insertion, digest_of(problems.pairs)),
         alone=True,
     )
-    lam, sigma = (np.mean([np.asarray(each[name], dtype=float) for each in found], axis=0) for name in ("lam", "sigma"))
-    return lam, sigma
+    lam, sigma = (np.array([each[name] for each in found], dtype=float) for name in ("lam", "sigma"))
+    return by_group(lam, problems.groups).mean(0), by_group(sigma, problems.groups).mean(0)
 
 
 def _places(heads: Sequence[Head], layers: list[int]) -> tuple[list[int], list[int]]:

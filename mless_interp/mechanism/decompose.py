@@ -429,7 +429,7 @@ class AttentionDecomposition(Measured):
     def headline(self) -> str:
         contrast = self.contrasts[0]
         lam = self.mean("lam", contrast)
-        null = self.uniform[contrast][:, list(self.layers)].mean(0)
+        null = self.by_group(self.uniform[contrast][:, list(self.layers)]).mean(0)
         low, high = float(np.nanmin(null)), float(np.nanmax(null))
         kept = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
         words = f"Lambda ranges from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention gives {kept}"
@@ -445,7 +445,7 @@ class AttentionDecomposition(Measured):
             return f"no head differs from {name}"
         least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.level)
         if test.n.max() < least:
-            return f"{count_of(self.n_groups, 'problem')} are too few to test a head against {name} ({least} needed)"
+            return f"{self.counted} are too few to test a head against {name} ({least} needed)"
         above, below = (int((p < self.level).sum()) for p in test.p_corrected)
         keep = f"{count_of(above, 'head')} {'keeps' if above == 1 else 'keep'} more and {below} less"
         return f"against {name} {keep} in most problems (corrected p < {self.level:.3g})"
@@ -464,7 +464,7 @@ class AttentionDecomposition(Measured):
     def printed(self) -> pd.DataFrame:
         # means alone: without the cost of intervals
         contrast = self.contrasts[0]
-        null = self.uniform[contrast].mean(0)[[head.layer for head in self.heads]]
+        null = self.by_group(self.uniform[contrast]).mean(0)[[head.layer for head in self.heads]]
         table = pd.DataFrame({"label": list(map(str, self.heads)), "lam": self.mean("lam", contrast), "lam_null": null})
         for name in ("share", "scale_share", "bias_share", "residual", "fit_slope", "fit_r2"):
             table[name] = self.mean(name, contrast)

@@ -1,6 +1,6 @@
 """A total effect over problems, what may be claimed of its parts, and how it is said: one place for the rules of methods §9."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ import pandas as pd
 from .. import statistics
 from ..core.arguments import count_of, listed
 from ..prompts.conditions import CONTRASTS
-from ..runtime.base_result import Quantity, interval_columns, largest_first, limits_of, with_limits
+from ..runtime.base_result import Quantity, counted, interval_columns, largest_first, limits_of, with_limits
 from ..runtime.columns import Column, columns_of
 from ..statistics import CONFIDENCE, SENSES, Interval, Prevalence, defined_mean
 from .prepared import Measured
@@ -73,7 +73,7 @@ class Effect:
         return len(self.units(self.total))
 
     def counted(self, n: int) -> str:
-        return count_of(n, *(("group of problems", "groups of problems") if self.groups else ("problem",)))
+        return counted(n, self.groups)
 
     @property
     def of_this_sign(self) -> int:
@@ -153,7 +153,7 @@ class Effect:
         """The mean total effect; NaN, as no mean is a share of it, where its interval holds 0 or has not the median's sign."""
         made = statistics.mean_interval(self.units(self.total), confidence=self.confidence)
         nearest = min(self.direction * float(end) for end in (made.low, made.high))
-        return float(defined_mean(self.total)) if nearest > self.rounding else float("nan")
+        return float(defined_mean(self.units(self.total))) if nearest > self.rounding else float("nan")
 
     def detectable(self, n_tests: int) -> float:
         """Compute the prevalence that these problems find with 80 % power among so many tests; NaN where they find none."""
@@ -174,8 +174,8 @@ class Effect:
 
     def details(self, unit: str, name: str = "") -> str:
         median, n = f"median {with_limits(self.median, unit)}", self.counted(self.n)
-        total = f"Total {name}{' ' * bool(name)}effect"
-        return f"{total}: {median}, sign test p = {self.p:.2g} over {n}, mean {defined_mean(self.total):+.4f}."
+        total, mean = f"Total {name}{' ' * bool(name)}effect", defined_mean(self.units(self.total))
+        return f"{total}: {median}, sign test p = {self.p:.2g} over {n}, mean {mean:+.4f}."
 
     def delta_words(self, unit: str) -> str:
         if np.isnan(self.delta):
@@ -259,7 +259,7 @@ class Parts(Measured):
 
     @cached_property
     def mean_effect(self) -> np.ndarray:
-        return defined_mean(self.per_cell)
+        return defined_mean(self.by_group(self.per_cell))
 
     @property
     def effect_fraction(self) -> np.ndarray:
@@ -312,7 +312,7 @@ class Parts(Measured):
         return f"{shown} more than {self._least} of it in most problems: {named}{limits}"
 
     def caveats(self) -> list[str]:
-        return [*concentration_words(self.total_effect, self.problem_ids, self.unit), *super().caveats()]
+        return [*concentration_words(self, self.total_effect, self.unit), *super().caveats()]
 
     def _claim_words(self) -> list[str]:
         """Say the total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
@@ -343,14 +343,14 @@ class Parts(Measured):
         return f"{said} ({self._test_words()}); {found} would be found with 80 % power."
 
 
-def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> list[str]:
-    """Say which few problems carry most of an effect, and the mean without them."""
-    few = statistics.concentration(total)
-    if not few.concentrated or len(total) < 6:  # of fewer, one always may
+def concentration_words(of: Measured, total: np.ndarray, unit: str) -> list[str]:
+    """Say which few problems of a result carry most of an effect, and the mean without them."""
+    few, names = statistics.concentration(of.by_group(total)), list(dict.fromkeys(of.groups or of.problem_ids))
+    if not few.concentrated or len(names) < 6:  # of fewer, one always may
         return []
-    carry = f"{len(few.problems)} of {len(total)} problems carry {100 * few.share:.0f} % of the effect"
+    carry = f"{len(few.problems)} of {of.counted} carry {100 * few.share:.0f} % of the effect"
     mean = f"the mean ranges from {few.low:+.4f} to {few.high:+.4f} {unit}"
-    return [f"{carry} ({listed(ids[at] for at in few.problems)}); without them {mean}."]
+    return [f"{carry} ({listed(names[at] for at in few.problems)}); without them {mean}."]
 
 
 def share_words(row: Mapping[str, Any] | pd.Series) -> str:

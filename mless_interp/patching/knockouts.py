@@ -20,7 +20,7 @@ from ..models.memory import rows_per_pass
 from ..prompts.conditions import CONTRASTS, OF_CIRCUITS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime import base_result as results
-from ..runtime.base_result import Quantity, Shown, ShownTable, interval_columns, limits_of, tidy, with_limits
+from ..runtime.base_result import Quantity, Shown, ShownTable, counted, interval_columns, limits_of, tidy, with_limits
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..statistics import CONFIDENCE, derive_generator, holm, median_interval, prevalence_test, sign_test
@@ -208,7 +208,7 @@ class JointKnockout(Measured):
         made = interval_columns("median", median_interval(self.by_group(values), confidence=self.confidence))
         names = ["given"] + [f"random {i}" for i in range(len(self.sets))]
         heads = [" ".join(map(str, members)) for members in (self.heads, *self.sets)]
-        return pd.DataFrame({"set": names, "heads": heads, **made, "effect": values.mean(0)})
+        return pd.DataFrame({"set": names, "heads": heads, **made, "effect": self.by_group(values).mean(0)})
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per set (`given`, `random 0`, ...; `singles`: the sum of its heads one at a time) and problem."""
@@ -231,7 +231,7 @@ class JointKnockout(Measured):
         own, others = self._middle(self.effect), self._middle(self.random)
         p = f" (p = {self.p:.2g})" if self.chosen_elsewhere else ""
         sets = f"{len(self.sets)} random sets {others:#.3g} (median), {self.n_as_large or 'none'} as much"
-        on = count_of(len(self.problem_ids), f"{'fresh ' * self.chosen_elsewhere}problem")
+        on = counted(self.n_groups, self.groups, "fresh " * self.chosen_elsewhere)
         return [f"Together {listed(self.heads)} undo {own:#.3g} {self.unit} on {on}; {sets}{p}."]
 
     def _middle(self, values: np.ndarray) -> float:
@@ -389,7 +389,7 @@ class ReadEffects(Parts):
         columns |= {"k": counted.count[0], "prevalence": counted.share[0]}
         columns |= {"prevalence_ci_low": counted.low[0], "prevalence_ci_high": counted.high[0]}
         columns |= {f"p_{name}": p for name, p in zip(ASKED + BESIDE, self.p, strict=True)}
-        columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": len(self.total) - made.n}
+        columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": self.n_groups - made.n}
         heads = results.head_columns([head for head in self.heads for _ in READ_EDITS])
         edits = {"intervention": READ_EDITS * len(self.heads)}
         return pd.DataFrame(heads | edits | {name: np.ravel(cells) for name, cells in columns.items()})

@@ -73,6 +73,11 @@ class Quantity:
     level: float = 0.05
 
 
+def counted(n: int, groups: Sequence[str], kind: str = "") -> str:
+    """Say how many problems, or groups of them where problems have `groups`, of a kind there are: `24 fresh problems`."""
+    return count_of(n, *((f"{kind}group of problems", f"{kind}groups of problems") if groups else (f"{kind}problem",)))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """A frozen outcome of an analysis. Subclasses are dataclasses; all data frames that their methods give are `Table`s.
@@ -108,8 +113,8 @@ class Result:
 
     @property
     def counted(self) -> str:
-        """How many problems there are, in words."""
-        return count_of(len(self.problem_ids), "problem")  # type: ignore[attr-defined]
+        """How many problems, or groups of them, there are, in words."""
+        return counted(self.n_groups, self.groups)
 
     def by_group(self, values: np.ndarray) -> np.ndarray:
         """Return values `[problem, ...]` as those of groups, `[group, ...]`: what intervals and tests are made of."""
