@@ -320,6 +320,10 @@ class Model(ABC):
 
     def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
         """Return each layer's visibility `[b, 1|H, T, T]` for this input, where the input is or at the layers' `places`."""
+        if self.checks is not None and inputs.n_tokens > self.checks.reach:
+            from .checks import check_reach  # which knows models
+
+            self.checks = check_reach(self, inputs.n_tokens)
         own = {window: visibility(inputs, window) for window in set(self.info.windows)}
         wanted = list(zip(self.info.windows, places or [inputs.tokens.device] * self.info.n_layers, strict=True))
         made = {(window, place): own[window].to(place) for window, place in set(wanted)}

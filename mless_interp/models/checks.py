@@ -20,6 +20,10 @@ TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2
 float16's bits."""
 
 
+REACH = 160
+"""Tokens on which masks and replay are checked at loading; longer prompts are checked when they come."""
+
+
 class FailedCheck(ModelError):
     """A model was loaded and its backend does not do what the seam promises."""
 
@@ -101,8 +105,10 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
         gap, sees_later = _gap_difference(model, tokens, logits)
         _must(sees_later, allowed, "a plain run and one with an explicit causal mask differ before anything is hidden")
         _must(gap, allowed, "the gap condition differs from the masked one on shared tokens")
+    far = probe_tokens(info.d_vocab, n_tokens=min(REACH, info.context_length))
+    _check_masks(model, far, tolerance)
     entering_error, entering = _check_entering(model, tokens, tolerance)
-    replayed, reason = _check_replay(model, tokens, allowed) if not entering else (None, entering)
+    replayed, reason = _check_replay(model, far, tolerance) if not entering else (None, entering)
     replay, output = f"whole forward passes ({reason})" if reason else BY_LAYERS, _output_error(model, tokens)
     figures = ModelChecks(
         largest_logit=largest,
@@ -116,8 +122,40 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
         entering_error=entering_error,
         entering=entering,
         output_error=output,
+        reach=far.shape[1],
     )
     return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
+
+
+def check_reach(model: Model, n_tokens: int) -> ModelChecks:
+    """Return a model's figures once it has shown on so many tokens what it showed on fewer at loading; `ModelError` if not."""
+    assert model.checks is not None
+    reach = min(model.info.context_length, max(n_tokens, 2 * model.checks.reach))
+    tokens, found = probe_tokens(model.info.d_vocab, n_tokens=reach), replace(model.checks, reach=reach)
+    short, reason = model.checked(found), None
+    try:
+        _check_masks(short, tokens, found.tolerance)
+        if short.stepper is not None:
+            _, reason = _check_replay(short, tokens, found.tolerance)
+    except ModelError as error:
+        reason = str(error)
+    if reason:
+        raise ModelError(
+            f"{model.info.name}, right on prompts of up to {model.checks.reach} tokens: {reason}; use shorter ones"
+        )
+    return found
+
+
+def _check_masks(model: Model, tokens: Tensor, tolerance: float) -> None:
+    """Raise `ModelError` where the model does not see what its windows say, on the last tokens of a prompt."""
+    n_tokens = tokens.shape[1]
+    last, every = list(range(max(0, n_tokens - 4), n_tokens)), torch.ones(1, 1, n_tokens, n_tokens, dtype=torch.bool)
+    if model.remote and model.windows_by_index:
+        return
+    own, masked = (model.run(inputs, logits_at=last).logits for inputs in (Inputs(tokens), Inputs(tokens, None, every)))
+    assert own is not None and masked is not None
+    what = f"with an explicit causal mask of {n_tokens} tokens its logits are others"
+    _must(apart(own, masked).error, tolerance * size(own), what)
 
 
 def _must(error: float, allowed: float, what: str) -> None:
@@ -239,11 +277,11 @@ def _moved_by_rounding(model: Model, recording: Recording, layers: list[int], z:
     return 2 * max(moved)
 
 
-def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str | None]:
+def _check_replay(model: Model, tokens: Tensor, tolerance: float) -> tuple[float | None, str | None]:
     """Return how far a replay of three layers at once is off, and why runs are not to be continued so (None: they are)."""
     if model.stepper is None:
         return None, model.why_whole_passes
-    layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), tokens.shape[1] // 2
+    layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), max(0, tokens.shape[1] - 6)
     recording = model.record(Inputs(tokens), start=start)
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(recording.z[0].shape, generator=generator, dtype=torch.float32)
@@ -253,10 +291,10 @@ def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float |
     except (AttributeError, TypeError, RuntimeError) as error:
         return None, f"continuing layer by layer failed: {first_line(error)}"
     exact = model.replay(recording, layers, z, logits_at="all", exact_forward=True)
-    difference, rounding = apart(fast, exact).error, ""
+    difference, rounding, allowed = apart(fast, exact).error, "", tolerance * size(exact)
     if not difference <= allowed and (model.tf32 or is_half(z)):
         moved = _moved_by_rounding(model, recording, layers, z, exact)
         rounding = f", more than rounding moves them ({moved:.3g})"
         allowed = max(allowed, moved) if math.isfinite(moved) else allowed
-    off = f"continuing layer by layer was off by {difference:.3g} logits{rounding}"
+    off = f"continuing layer by layer was off by {difference:.3g} logits on {tokens.shape[1]} tokens{rounding}"
     return difference, None if difference <= allowed else off

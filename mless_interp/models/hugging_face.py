@@ -50,8 +50,9 @@ def hugging_face_info(hf_model: Foreign, *, name: str = "", backend: str = "", a
     ropes = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
     lengths = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
     latent = any(hasattr(each, "kv_a_proj_with_mqa") for each in hf_model.modules())
-    # a key that a config's class has not, as a field or a property, its model does not read
+    # a key that neither a config's class (as a field or a property) nor a module has, its model does not read
     known = {*inspect.signature(type(config).__init__).parameters, *dir(type(config))}
+    known |= {"sliding_window"} if any(hasattr(each, "sliding_window") for each in hf_model.modules()) else set()
     kinds, width = (getattr(config, key, None) if key in known else None for key in ("layer_types", "sliding_window"))
     if kinds is None and hasattr(config, "attention_layers"):  # GPT-Neo
         kinds, width = config.attention_layers, config.window_size

@@ -103,7 +103,7 @@ class ModelChecks:
     the masked condition; of a replay from a whole pass; of heads' outputs from those of entering queries and keys
     (`entering_error`; `entering` says why these cannot be had); of what attention adds from z W_O + b (`output_error`).
     `resolution`: twice the root mean square of what rounding did to a token's log-probability, in nats. None: does not apply,
-    or was not measured.
+    or was not measured. `reach`: tokens of the longest prompt that was checked.
     """
 
     largest_logit: float
@@ -118,6 +118,7 @@ class ModelChecks:
     entering: str = ""
     resolution: float | None = None
     output_error: float | None = None
+    reach: int = 12
 
     @property
     def by_layers(self) -> bool:

@@ -389,10 +389,10 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, na
         hooked = _hooked(_hooked_config(hf_model, architecture))
         with torch.no_grad():
             state = getattr(convert, f"convert_{CONVERTERS[architecture]}_weights")(hf_model, hooked.cfg)
-    except Exception as error:  # as above
+        for key, value in state.items():  # one by one, so that what a converter made of a weight goes as its copy comes
+            state[key] = value.detach().to(hf_model.dtype).clone(memory_format=torch.contiguous_format)
+    except Exception as error:  # as above; a weight that the converter awaits may be None
         raise ModelError(f"{name!r} ({architecture}) cannot be converted: {first_line(error)}; use 'bridge'") from error
-    for key, value in state.items():  # one by one, so that what a converter made of a weight goes as its copy comes
-        state[key] = value.detach().to(hf_model.dtype).clone(memory_format=torch.contiguous_format)
     missing, unexpected = hooked.load_state_dict(state, strict=False, assign=True)
     strange = [key for key in unexpected if state[key].any()]  # zeros say nothing
     for key in missing:
