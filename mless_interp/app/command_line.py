@@ -48,10 +48,13 @@ Rows = Literal["shared", "all", "question"]
 
 def is_model(name: str | None) -> str | None:
     """Refuse what is no model before torch is imported: a directory without one, a name that the hub does not have."""
-    path = Path(name or "demo").expanduser()
-    if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
-        raise typer.BadParameter(f"{str(path.absolute())!r} holds no config.json: it is not a saved Hugging Face model")
-    if name in (None, "demo") or path.is_dir():
+    if name is None or name == "demo":  # whatever folder has that name
+        return name
+    if (path := Path(name).expanduser()).is_dir():
+        if not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+            raise typer.BadParameter(
+                f"{str(path.absolute())!r} holds no config.json: it is not a saved Hugging Face model"
+            )
         return name
     if name.startswith((".", "/", "~")) or name.count("/") > 1:  # a hub id has one slash at most
         raise _not_there("directory", path)

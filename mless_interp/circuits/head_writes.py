@@ -94,9 +94,9 @@ def what_it_writes(
     found = prepared.each(of_unit, label="reading what heads write", settings=settings, options=options)
     top = min(top, _n_known(model) // 2)
     stream, wrote = (np.array([each[name] for each in found], dtype=np.float32) for name in ("stream", "wrote"))
-    ids, logits = _promoted(model, stream, wrote, prepared.groups, top)
+    ids, logits = _promoted(model, stream, wrote, top, prepared.groups)
     seen = [np.array(each["scores"], dtype=float) for each in found]
-    keys, scores = _looked_at(prepared.pairs, seen, prepared.groups, top)
+    keys, scores = _looked_at(prepared.pairs, seen, top, prepared.groups)
     tokens, text = [], cache(partial(_text, model))
     for of_head, looks in zip(ids.tolist(), keys, strict=True):
         looked = (text(key) + INSERTED * inside if key >= 0 else "" for key, inside in looks)
@@ -162,7 +162,7 @@ def _n_known(model: Model) -> int:
 
 
 def _promoted(
-    model: Model, stream: np.ndarray, wrote: np.ndarray, groups: Sequence[str], top: int
+    model: Model, stream: np.ndarray, wrote: np.ndarray, top: int, groups: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find tokens of the largest and the smallest mean `[head, written, 2 top]`, and each problem's changes of their logits."""
     layers = model.need_layers("what_it_writes").layers
@@ -185,7 +185,7 @@ def _promoted(
 
 
 def _looked_at(
-    pairs: Sequence[PromptPair], scores: Sequence[np.ndarray], groups: Sequence[str], top: int
+    pairs: Sequence[PromptPair], scores: Sequence[np.ndarray], top: int, groups: Sequence[str] = ()
 ) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
     """Find each head's keys of extreme mean score (-1: too few), and their scores `[problem, head, 2 top]` or NaN."""
     of_problem = [dict(zip(_places(pair), each.T, strict=True)) for pair, each in zip(pairs, scores, strict=True)]

@@ -200,7 +200,7 @@ class Report:
         """Add a result: its head map where it has a row per head, `pictures` of it (caption -> figure), its tables, its words.
 
         The first pictures and the first table of a page stand open, the others are folded; of many sentences the first stand
-        open. Effects are above 0 where they go with the whole effect.
+        open. In maps and pictures effects are above 0 where they go with the whole effect.
         """
         shown = result.shown()
         page = self if heading is None else self.heading(heading)
@@ -214,7 +214,7 @@ class Report:
             drawing = self.blank().figure(picture, caption)
             page = page.folded(_short(caption), drawing) if many else page._with(*drawing.parts)
         for each in shown.tables:
-            table = TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
+            table = TextTable.of(each.frame, each.caption, columns=each.columns, **words)
             is_first = not any(isinstance(part, TextTable) for part in page.parts)
             page = page._with(table) if is_first else page.folded(_short(table.caption), self.blank()._with(table))
         found = [self.answer, *(part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer")]

@@ -116,8 +116,9 @@ def test_pictures_find_what_they_ask_of_its_columns(name: str) -> None:
 
 
 BY_GROUP = """
-    ActivationShift AttentionDecomposition DoseResponse HeadAttribution HeadScores JointKnockout Mediation SegmentAttention
-    SpanReadings Transplant
+    ActivationShift AttentionDecomposition Circuit CircuitCurve Confirmation DirectEffects DoseResponse HeadAttribution
+    HeadScores HeadWrites JointKnockout LocatedHeads Mediation PathEffects PositionMap ReadEffects SegmentAttention
+    SitePatches SpanReadings StudyResult Transfer Transplant
 """.split()
 
 
@@ -126,14 +127,15 @@ def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
     """Of every array whose first axis is as long as there are problems; no other axis comes first with that length."""
     result = RESULTS[name]()
     n = len(result.problem_ids)
+    times = np.where((np.arange(n) == 1) | (name == "Transplant"), 3, 1)  # all thrice would leave means alone
 
     def thrice(values: Any) -> Any:
         if isinstance(values, dict):
             return {key: thrice(inner) for key, inner in values.items()}
-        return np.repeat(values, 3, 0) if isinstance(values, np.ndarray) and len(values) == n else values
+        return np.repeat(values, times, 0) if isinstance(values, np.ndarray) and len(values) == n else values
 
     arrays = {field.name: thrice(getattr(result, field.name)) for field in fields(result)}
-    ids = np.repeat(result.problem_ids, 3)
+    ids = np.repeat(result.problem_ids, times)
     more: dict[str, Any] = {
         "problem_ids": tuple(f"{each}/{at % 3}" for at, each in enumerate(ids)),
         "groups": tuple(ids),
@@ -141,12 +143,12 @@ def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
     if name == "Transplant":
         more["partners"] = tuple(tuple(f"{name}/{at}" for name in each) for each in result.partners for at in range(3))
     if name == "SpanReadings":
-        more |= {field: tuple(np.repeat(getattr(result, field), 3)) for field in ("tokens", "units")}
+        more |= {field: tuple(np.repeat(getattr(result, field), times)) for field in ("tokens", "units")}
     again = replace(result, **arrays | more)
     pd.testing.assert_frame_equal(again.table(), result.table())
     for table in {"ActivationShift": ["by_class"], "DoseResponse": ["outcome_table", "reading_table"]}.get(name, []):
         pd.testing.assert_frame_equal(getattr(again, table)(), getattr(result, table)())
-    assert f"These {3 * n} problems are variants in {n} groups; each group counts once." in again.explain()
+    assert f"These {len(ids)} problems are variants in {n} groups; each group counts once." in again.explain()
 
 
 @pytest.fixture(scope="module")
