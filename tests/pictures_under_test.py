@@ -109,7 +109,10 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "forest, named": lambda: views.forest(small.located(), top=1),
     "forest, heads against the effect": lambda: views.forest(small.OTHERS["LocatedHeads, two against"]()),
     "forest, chosen heads": lambda: views.forest(small.located(), heads=["L1H0", "L0H0"]),
-    "summary_plot": lambda: views.summary_plot(small.answered(n=20).compare_all(), top=2),
+    "summary_plot": lambda: views.summary_plot(small.answered(n=20).compare_all(), top=1),
+    "summary_plot, some of each head": lambda: views.summary_plot(small.read_apart(n=12), top=3),
+    "summary_plot, some of each kind": lambda: views.summary_plot(small.written(), value="amount", top=7),
+    "accuracy_bars, a long name": lambda: views.accuracy_bars(small.asked_twice()),
     "summary_plot, no effect": lambda: views.summary_plot(small.read_apart(n=3)),
     "profiles, aligned": lambda: views.profiles(two_profiles(), [SEEN], conditions=("inserted",), whole=False),
     "compare_profiles": lambda: views.compare_profiles(

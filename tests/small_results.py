@@ -553,7 +553,7 @@ def written(n: int = 6) -> mi.HeadWrites:
     values[:, :, 2] += np.array([1.0, np.nan, np.nan, -1.0])
     tokens = ((texts, texts, looks), (texts, texts, looks))
     heads = (mi.Head(0, 1), mi.Head(1, 0))
-    return mi.HeadWrites(problems(n), heads, tokens, values, 1e-3, settings=SETTINGS)
+    return mi.HeadWrites(problems(n), heads, tokens, values, 1e-3, settings=SETTINGS | {"outcome": None})
 
 
 def circuit(n: int = 12) -> mi.Circuit:

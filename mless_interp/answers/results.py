@@ -53,7 +53,7 @@ class Comparison(Result):
         accuracy_first | right under that one | rate | share of right answers under the treatment that it is compared with
         difference | change, points | points | under the treatment - under the one it is compared with, on the same problems
         gained | gained | | problems right only under the treatment
-        lost | lost | | problems right only under the one it is compared with
+        lost | lost | beside | problems right only under the one it is compared with
         test | test | | which test gives p
     """)
 
@@ -103,9 +103,8 @@ class Comparison(Result):
     def details(self) -> list[str]:
         found = [f"{self.test[0].upper()}{self.test[1:]} over problems ({self.grader} grades)."]
         reach = 100 * max(abs(self.difference.low), abs(self.difference.high))
-        if self.sure or np.isnan(reach):
-            return found
-        return [*found, f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too."]
+        words = f"{self.second!r}: with {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too."
+        return found if self.sure or np.isnan(reach) else [*found, words]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -104,7 +104,7 @@ def present(kept: Kept) -> Presented:
 def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
     """Tell the circuit part by part: the answer in a sentence, all else folded but the map of heads and the graph."""
     from .. import views
-    from ..circuits.circuit import PARTS as HEADINGS
+    from ..circuits.circuit import HEADINGS
 
     circuit = kept.results["Circuit"]
     question = "Which heads carry the insertion's effect, on which parts do they act, where, and through which inputs?"
@@ -115,9 +115,7 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
         page = page.folded("Median effects of heads", effects)
         if not circuit.heads:
             page = page.sentence("No head is named, so no circuit was measured.")
-    headings = [*HEADINGS.items()]
-    headings.insert(2, ("sufficient", "Which edges suffice"))  # after those that are needed
-    for name, heading in headings:
+    for name, heading in HEADINGS.items():
         if (part := getattr(circuit, name)) is not None:
             drawn = {heading: pictures[name]} if name in pictures else {}
             page = page.heading(heading).answered(part.headline())

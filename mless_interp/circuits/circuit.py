@@ -27,15 +27,17 @@ from .paths import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, DirectEffects, Edge, PathEf
 from .site_patches import N_ROWS, PositionMap, SitePatches, map_positions, patch_sites
 from .transfer import Transfer, transfer
 
-PARTS = {  # with their headings, in the order of the story
+HEADINGS = {  # of its results, in the order of the story
     "direct": "Direct and indirect effects",
     "edges": "Who reads whom",
+    "sufficient": "Which edges suffice",
     "sites": "Where in the network",
     "positions": "Through which tokens heads act",
     "writes": "What they write, and where they look",
     "sets": "Which heads suffice, and which are needed",
     "transfer": "The effect without the tokens",
 }
+PARTS = tuple(name for name in HEADINGS if name != "sufficient")  # measured with the edges that are needed
 OF_EDGES = 1 - (1 - CONFIDENCE) / 2
 """Confidence of the edges of each direction: both directions are one family of tests."""
 PRINTED = ("edges", "sets", "direct", "transfer", "positions", "sufficient", "sites")
@@ -74,8 +76,7 @@ class Circuit(Result):
 
     def parts(self) -> dict[str, Any]:
         """Return the results of the parts that were measured, by name."""
-        found = {name: getattr(self, name) for name in ("direct", "edges", "sufficient", *list(PARTS)[2:])}
-        return {name: part for name, part in found.items() if part is not None}
+        return {name: part for name in HEADINGS if (part := getattr(self, name)) is not None}
 
     def _of_cells(self) -> dict[str, CellEffects[Any]]:
         return {name: part for name, part in self.parts().items() if isinstance(part, CellEffects)}
@@ -110,7 +111,7 @@ class Circuit(Result):
 
     def details(self) -> list[str]:
         return [
-            *(part.headline() for part in self.parts().values()),
+            *(f"{HEADINGS[name]}: {part.headline()}" for name, part in self.parts().items()),
             *(f"Left out, {name}: {why}." for name, why in self.left_out.items() if why != "not asked for"),
         ]
 
@@ -151,7 +152,7 @@ def trace_circuit(
     heads: Asked,
     *,
     fresh: Iterable[PromptPair] | None = None,
-    parts: Iterable[str] = tuple(PARTS),
+    parts: Iterable[str] = PARTS,
     contrast: str = "content",
     outcome: str = "answer_logprob",
     mlps: str = "auto",

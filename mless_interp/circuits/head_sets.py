@@ -452,8 +452,8 @@ class CircuitCurve(Measured):
         faithfulness | effect restored | share | share of the whole effect that these heads restore
         reversed | reversed ranking | share | the same for the ranking from its end
         random_mean | random orders | share | the same for heads in random order, mean
-        random_low | random orders, from | | the least that a random order restores
-        random_high | random orders, to | | the most that a random order restores
+        random_low | random orders, from | share | the least that a random order restores
+        random_high | random orders, to | share | the most that a random order restores
     """)
 
     @property

@@ -102,7 +102,7 @@ def what_it_writes(
         looked = (text(key) + INSERTED * inside if key >= 0 else "" for key, inside in looks)
         written = (tuple(text(token, written=True) for token in row) for row in of_head)
         tokens.append((*written, tuple(looked)))
-    settings = {**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids)}
+    settings = {**prepared.settings, "outcome": None, **named_on(heads, prepared.ids)}
     made: Arguments = {"problem_ids": prepared.ids, "groups": prepared.groups, "resolution": model.resolution}
     values = np.concatenate([logits, scores[:, :, None]], 2)
     return HeadWrites(heads=chosen, tokens=tuple(tokens), values=values, settings=settings, **made)

@@ -164,8 +164,7 @@ class SpanReadings(Measured):
         return Quantity(unit, column != "pairs_share", "p_corrected", "most pairs show it", level=self.level)
 
     def printed(self) -> pd.DataFrame:
-        surest_first = self.table().sort_values("p_corrected", kind="stable", na_position="last")
-        best = surest_first.drop_duplicates(["reader", "stream"])
+        best = self.table().sort_values("p_corrected", kind="stable").drop_duplicates(["reader", "stream"])
         columns = ["reader", "stream", "place", "pairs_k", "pairs_n", "p_corrected", "own", "others"]
         return best[columns].reset_index(drop=True)
 
@@ -174,7 +173,8 @@ class SpanReadings(Measured):
             f"How readable the {one_line(self.what)} is in the span, by layer and block of tokens; pairs: "
             "own tokens read better than exchanged ones (half is chance), p after Holm over all rows."
         )
-        return Shown((ShownTable(self.table(), caption),))
+        table = self.table().sort_values("p_corrected", kind="stable")
+        return Shown((ShownTable(table, caption, [*self.printed(), *table]),))
 
     def headline(self) -> str:
         what, found = f"The {one_line(self.what)}", self.found

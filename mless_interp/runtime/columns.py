@@ -33,7 +33,7 @@ class Column:
 
     "share" is written in percent, "rate" with a decimal, "points" in percentage points, "p" with two digits, "level" (no
     change) without a plus sign, "count" (ranks too) without decimals where all are whole, "of NAME" as a count out of the
-    column NAME; "verdict" stands second, "later" behind the others.
+    column NAME; "verdict" stands second, "later" behind the others, "beside" in a print where the column before it does.
     """
 
     name: str
@@ -188,6 +188,7 @@ class TextTable:
             wide = max(map(len, (heading := one_line(column.heading), *cut)))
             texts.append([f"{text:{'<' if column.role == 'text' else '>'}{wide}}" for text in (heading, *cut)])
         fit = max(1, sum(end <= WIDTH for end in accumulate(len(column[0]) + 2 for column in texts)))
+        fit -= any(column.role == "beside" for column in self.columns[fit : fit + 1])
         return ["  ".join(row[:fit]).rstrip() for row in zip(*texts, strict=True)]
 
     def html(self) -> str:

@@ -234,13 +234,15 @@ class AttentionProfile(results.Result):
         parts = []
         for condition in self.conditions:
             columns: dict[str, object] = {**results.head_columns(self.heads), "condition": condition}
-            for segment, (name, relative) in product(
-                ("before", "inserted", "question"), (("received", False), ("relative", True))
-            ):
-                level = self.level(condition, segment, relative=relative)
+            for segment, name in product(("before", "inserted", "question"), ("received", "relative")):
+                level = self.level(condition, segment, relative=name == "relative")
                 columns[f"{segment}_{name}"] = defined_mean(self.by_group(level))
             parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
+
+    def printed(self) -> pd.DataFrame:
+        table = super().printed()  # first what the headline is about
+        return table.iloc[np.roll(range(len(table)), len(self.heads))][sorted(table, key=lambda name: "before" in name)]
 
     def headline(self) -> str:
         last = self.conditions[-1]

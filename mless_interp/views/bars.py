@@ -42,7 +42,7 @@ def _bars(names: pd.Series, treatments: pd.Series, percent: np.ndarray, n: pd.Se
         words = f"{percent[0, at]:.1f} %" if np.isfinite(percent[0, at]) else "undefined"
         words += f"\nn = {count:.0f}" * bool(np.isfinite(count))
         axes.text(at, 0.01 * end, words, ha="center", va="bottom", fontsize=7, bbox=_BOX)
-    name_ticks(axes.xaxis, list(names), rotation=20 if len(names) > 4 else 0)
+    name_ticks(axes.xaxis, list(names), wide=18)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_ylim(0.0, end)
     name_axes(axes, y="accuracy (%), bars: 95 % interval", title=title)
@@ -105,6 +105,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     axes.axhline(color="0.4", linewidth=0.8)
     axes.plot(at, above + below, "D", color="black", markersize=4, label="both together: the head's effect")
     name_ticks(axes.xaxis, heads, rotation=45, ha="right")
-    name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found))
+    some = f"\n{len(heads)} of {table['of'].nunique()} heads" * (len(heads) < table["of"].nunique())
+    name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found) + some)
     draw.key_below(picture)
     return picture

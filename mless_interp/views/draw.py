@@ -150,10 +150,10 @@ def name_axes(axes: Axes, *, x: str | None = None, y: str | None = None, title: 
     axes.tick_params(labelsize=7)
 
 
-def name_ticks(axis: Axis, names: Sequence[object], places: Values | None = None, **options: Any) -> None:
-    """Write names at these places (default: 0, 1, ...), no line of them too long."""
-    shown = [drawable("\n".join(map(shortened, str(name).split("\n")))) for name in names]
-    axis.set_ticks(range(len(names)) if places is None else places, labels=shown, **options)
+def name_ticks(axis: Axis, names: Sequence[object], at: Values | None = None, wide: int = 60, **options: Any) -> None:
+    """Write names at these places (default: 0, 1, ...), none of them too long, in lines of `wide` letters at most."""
+    shown = [drawable("\n".join(textwrap.fill(shortened(x), wide) for x in str(name).split("\n"))) for name in names]
+    axis.set_ticks(range(len(names)) if at is None else at, labels=shown, **options)
     axis.set_ticks([], minor=True)
 
 

@@ -50,36 +50,44 @@ def forest(
     for row in shown.to_dict("records"):
         against = " against the effect" * (row.get("sense") == "against")
         rows.append(row["label"] + (f"\n{row['kind']}{against}" if row.get("kind") in NAMED else ""))
-    series = [(name, with_limits(shown, each), style) for each, name, style in measures]
     picture, axes = panel(7.2, 1.5 + (0.45 if located else 0.33) * len(rows))
-    draw_forest(axes, rows, series)
+    draw_forest(axes, rows, [(name, with_limits(shown, each), style) for each, name, style in measures])
     if located is not None and (reach := located.judged.effect.delta) > 0:
         line: Style = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 3))}
         axes.axvline(-reach, label=f"smallest effect of interest, {reach:.3g}", **line)
         axes.axvline(reach, **line)
-    name_axes(axes, x=label, title=words_of(found))
+    some = f"\n{len(shown)} of {len(table)} heads" * (len(shown) < len(table))
+    name_axes(axes, x=label, title=words_of(found) + some)
     if len(axes.get_legend_handles_labels()[0]) > 1:
         key_below(picture)
     return picture
 
 
-def summary_plot(found: Result, *, value: str | None = None, top: int = 25) -> Picture:
+def summary_plot(found: Result, *, value: str | None = None, top: int = 40) -> Picture:
     """Draw a number of a result's printed table with its interval, a row each; of `table()`, where the print has no number.
-    `value`: default the first number there. Of `table()`, effects are above 0 where they go with the whole effect."""
-    for table in (found.printed(), turned(found, found.table()).drop(columns="paper_label", errors="ignore")):
-        numbers = table.select_dtypes("float").dropna(axis="columns", how="all")
-        if value in table or (value is None and numbers.size):
-            break
-    else:
-        if value is None:
-            raise ValueError("there is nothing to draw: its tables are empty or have no number")
+    `value`: default the first number there. Of `table()`, effects are above 0 where they go with the whole effect. Each unit
+    has its own axes. Of more than `top` rows the largest are drawn, some of each kind: a row's names but the last."""
+    both = (found.printed(), turned(found, found.table()).drop(columns="paper_label", errors="ignore"))
+    tables = [each for each in both if len(each) and (value or each.select_dtypes("float").notna().any(axis=None))]
+    if not tables:
+        raise ValueError("there is nothing to draw: its tables are empty or have no number")
+    table = next((each for each in tables if value is None or value in each), tables[-1])
     value, _, label = draw.chosen_column(found, table, value)
-    table = table.head(top)
-    drawn = (100 if column_of(value, found.declared()).role == "points" else 1) * with_limits(table, value)
-    names = table.loc[:, :value].select_dtypes(exclude="number").astype(str)
-    picture, axes = panel(7.2, 1.2 + 0.33 * len(table))
-    draw_forest(axes, [one_line(" ".join(row)) for row in names.to_numpy()], [(value, drawn, FILLED)])
-    name_axes(axes, x=label, title=words_of(found))
+    column = column_of(value, found.declared())
+    drawn = (100 if column.role == "points" else 1) * with_limits(table, value)
+    names = table.loc[:, :value].select_dtypes(exclude="number").astype(str).reset_index(drop=True)
+    rows = names.assign(unit=table["unit"].to_numpy() if "unit" in table else "", size=abs(drawn[0]))
+    rows["size"] /= rows.groupby("unit")["size"].transform("max")  # much in one unit is little in another
+    rows["rank"] = rows.groupby(["unit", *names.columns[:-1]])["size"].rank(method="first", ascending=False)
+    rows = rows.sort_values(["rank", "size"], ascending=[True, False]).head(top).sort_index()
+    heights = 1.2 + 0.33 * rows["unit"].value_counts(sort=False).to_numpy()
+    picture, places = panel(7.2, heights.sum(), len(heights), 1, squeeze=False, height_ratios=heights)
+    for axes, (unit, part) in zip(places[:, 0], rows.groupby("unit", sort=False), strict=True):
+        words = [one_line(" ".join(row)) for row in part[names.columns].to_numpy()]
+        draw_forest(axes, words, [(value, drawn[:, part.index], FILLED)])
+        name_axes(axes, x=f"{column.heading} ({unit})" if unit else label)
+    some = f"\n{len(rows)} of {len(table)} rows, the largest of their kinds" * (len(rows) < len(table))
+    name_axes(places[0, 0], title=words_of(found) + some)
     return picture
 
 
