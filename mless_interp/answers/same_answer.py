@@ -6,13 +6,13 @@ What counts as the same answer:
   exactly: 0.15 is 3/20 and is not 0.1500001; 0.333 is not 1/3. `7 7` is no number, and `1, 234` is a list of two.
 - Degree, percent and currency signs do not count: 90 is 90 degrees, 50 % is 50 (and is not 0.5).
 - A unit may be left out; two different units differ (5 cm is not 5 m, 5 cents are not 5 dollars). Words of scale are part of
-  the number: 2 million is 2000000. Numbers with a base need it: 52_8 is not 52.
+  the number: 2 million is 2000000, and 3 halves are not 3. Numbers with a base need it: 52_8 is not 52.
 - Points and tuples are in order and need their brackets, intervals their kinds of brackets: (1, 2] is not (1, 2), nor 1, 2.
 - Times and ratios are the same in every part (5:25 is not 10:50), and 3:4 is also 3/4 and 0.75.
 - Lists, sets and unions are in any order, `1 \pm 2` is a list of two, and a set may be written without braces.
 - Matrices entry by entry, round and square brackets alike; a determinant is none.
 - `x = 5` is 5, but `x = 5` is not `y = 5`. Equations and inequalities are math-verify's.
-- Words are compared as text, without case; a choice may stand in brackets: (C) is C.
+- Words and capitals in a row are compared as text, without case: XI is not IX. A choice may stand in brackets: (C) is C.
 """
 
 import re
@@ -91,6 +91,11 @@ _UNIT_NAMES = {
 }  # fmt: skip
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Words that are part of the number, as powers of ten."""
+_CHANGES = re.compile(  # the number before these words, so they are no unit; `;` is "and" or "or"
+    r"(?i)^\s*(?:;|and\b|(?:squar|cub)ed$)|\b(?:hal(?:f|ves)|(?:thir|four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen"
+    r"|\w+tie|hundred|thousand|\w+illion)(?:d|th)s?|more|less|fewer|least|most|below|minus|base|dozens?|score|gross"
+    r"|factorial|repeating)(?![\w-])"
+)
 _FUNCTIONS = set(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log exp max min gcd lcm mod det lim sup inf sqrt frac "
     "infty theta alpha beta gamma delta lambda sigma omega phi".split()
@@ -122,19 +127,20 @@ def compare(answer: str, gold: str) -> Equality:
 
 
 def plain(answer: str) -> str:
-    """Return an answer in one spelling, without spaces but between digits (`7 7` is not 77) and between letters."""
+    """Return an answer in one spelling, without spaces but between digits (`7 7` is not 77) and between words."""
     s = answer.translate(_SIGNS)
     for old, new in _RULES:
         s = re.sub(old, new, s)
+    s = re.sub(r"(?<=^\\text\{)[\s(]*[a-zA-Z]{2}\W*$", lambda two: two[0].upper(), s)  # \text{iv} is no product either
     s = re.sub(_TEXT, r" \1 ", _UNIT.sub(_plain_unit, s))
     s = re.sub(r"\s+", " ", s).strip()
-    return re.sub(r"(?<![0-9]) (?=[0-9])|(?<![a-zA-Z]) (?=[a-zA-Z])| (?![0-9a-zA-Z])", "", s)
+    return re.sub(r"(?<![0-9]) (?=[0-9])|(?<![a-zA-Z]) (?=[a-zA-Z])| (?![0-9a-zA-Z])|(?<=\b[A-Z]) (?=[A-Z]\b)", "", s)
 
 
 def _plain_unit(found: re.Match[str]) -> str:
     """Return what stands after a number with words of scale as powers of ten and its unit's one name; else as it is."""
     before, said = found.string[: found.start()], found[1] or found[2] or ""
-    if not re.search(r"\d|\\pi", before) or (found[1] is None and _is_product(said)):
+    if not re.search(r"\d|\\pi", before) or _CHANGES.search(said) or (found[1] is None and _is_product(said)):
         return found[0]
     power, scale, words = re.sub(r"\D", "", found[3] or ""), 0, ""
     for word in re.findall("[a-z]+", said.lower().replace("metre", "meter")):
@@ -245,7 +251,8 @@ def _compare(answer: str, gold: str, depth: int = 0) -> Equality:
         return Equality(True, "parts")
     (answer, unit), (gold, gold_unit) = (each.partition(UNIT)[::2] for each in (answer, gold))
     if unit or gold_unit:
-        agree = not unit or not gold_unit or unit == gold_unit
+        clock = unit + gold_unit in ("am", "pm") and (":" in answer) != (":" in gold)  # 5:30 pm is no ratio
+        agree = not clock and (not unit or not gold_unit or unit == gold_unit)
         return _compare(answer, gold, depth + 1) if agree else Equality(False, "text")
     own, wanted = (split(each, ":") for each in (answer, gold))
     if {len(own), len(wanted)} == {1, 2}:
@@ -256,7 +263,8 @@ def _compare(answer: str, gold: str, depth: int = 0) -> Equality:
             _compare(*two, depth + 1).equal for two in zip(own, wanted, strict=True)
         )
         return Equality(alike, "parts")
-    if _holds_words(answer) or _holds_words(gold):
+    in_order = re.fullmatch(r"[\w ,]*[A-Z][A-Z\d][\w ,]*", f"{answer},{gold}")  # XI, 1AB: no products
+    if in_order or _holds_words(answer) or _holds_words(gold):
         return Equality(answer.casefold() == gold.casefold(), "text")
     return _by_math_verify(answer, gold)
 
