@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 from scipy.stats import mannwhitneyu
 
 import mless_interp as mi
-from mless_interp.circuits.located import in_words, strata_of
+from mless_interp.circuits.located import in_words, strata_in_words
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "published-circuits.md"
 EVERY_INPUT = (*mi.circuits.paths.INPUTS, *mi.circuits.paths.PAIRS_OF_INPUTS, "qkv")
@@ -302,9 +302,11 @@ def strata_words(found: Any, head: Any) -> str:
     for one that acts against the effect, else ""."""
     if (head, -1) in [(one, sense) for one, kind, sense in found.judged.found.each() if kind != "specialist"]:
         return "against"
-    named, made = found.specialists.get(head, ()), found.confirmation
-    again = strata_of(made.confirmed_within, head) if named and made is not None else ()
-    return " ".join(named) + (f"; confirmed {' '.join(again) or 'none'}" if named != again else "")
+    if head not in found.specialists:
+        return ""
+    within = (found.judged.in_strata, found.confirmation.confirmed_within if found.confirmation else ())
+    named, again = (strata_in_words(each, head).replace(",", "") for each in within)
+    return named + (f"; confirmed {again or 'none'}" if named != again else "")
 
 
 def fewest_inputs(edges: Any, edge: mi.Edge) -> str:

@@ -53,7 +53,7 @@ _KINDS = """
     redundant mediator | rM | added | mediates | what it passes on suffices; that it is needed is not shown
     redundant reader+mediator | rRM | added | reads mediates | both suffice; that they are needed is not shown
     sufficient only | s | added | | suffices; that it is needed is not shown, nor how it acts
-    specialist | Sp | both | | carries the effect in some strata of problems, not shown over all
+    specialist | Sp | both | | acts in some strata of problems, with the effect or against it; not shown over all
     negligible | | | | shown to do less than the smallest effect in most problems
     undecided | | | | neither shown to carry the effect nor shown not to
 """

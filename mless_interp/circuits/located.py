@@ -18,7 +18,7 @@ from ..patching.sweep import PatchScores
 from ..runtime import base_result as results
 from ..runtime.base_result import Quantity, Result, Shown, ShownTable, counted
 from ..runtime.columns import Column, columns_of
-from ..statistics import holm
+from ..statistics import SENSES, holm
 from . import judge as rules
 from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
 
@@ -30,6 +30,12 @@ SATURATES = "A saturating outcome can hide what a head undoes or reproduces: try
 
 def strata_of(found: Sequence[InStratum], head: Head) -> tuple[str, ...]:
     return tuple(each.stratum for each in found if each.head == head)
+
+
+def strata_in_words(found: Sequence[InStratum], head: Head) -> str:
+    """Name the strata in which a head passes, "against" behind those in which it acts against the effect: a; b, against."""
+    told = (strata_of([each for each in found if each.sense == sense], head) for sense in SENSES)
+    return "; ".join(", ".join(names) + end for names, end in zip(told, ("", ", against"), strict=True) if names)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,7 +62,7 @@ class Verdicts(Measured):
         *columns_of("""
         kind | verdict | verdict | a test over most problems, corrected for testing many heads
         claimed | claimed | verdict | the verdict on the problems that named the head
-        strata | in strata | verdict | the strata of the problems in which a specialist was named
+        strata | in strata | verdict | the strata of the problems in which a specialist was named; against: against the effect
         confirmed_strata | confirmed in | verdict | the strata in which fresh problems confirm a specialist
         confirmed | confirmed | verdict | passes again on fresh problems
         removed_share | undone | share | share of the whole effect that disappears when the head is patched out
@@ -123,12 +129,10 @@ class Verdicts(Measured):
 
     def _of_specialists(self, kinds: Sequence[str], **found: Sequence[InStratum]) -> dict[str, list[str]]:
         """Return the strata of each specialist in words, "" of other heads; no columns where there are no specialists."""
-        special = [head for head, kind in zip(self.heads, kinds, strict=True) if kind == "specialist"]
-        return {
-            name: [", ".join(strata_of(within, head) if head in special else ()) for head in self.heads]
-            for name, within in found.items()
-            if special
-        }
+        if "specialist" not in kinds:
+            return {}
+        each = [(head, kind == "specialist") for head, kind in zip(self.heads, kinds, strict=True)]
+        return {name: [strata_in_words(within, head) * so for head, so in each] for name, within in found.items()}
 
     def _held_words(self) -> list[str]:
         """Return what the heads that read remove as a set, what their reads are, and which controls were left out."""
@@ -398,7 +402,7 @@ class LocatedHeads(Verdicts):
         if against:
             told += f"; {len(against)} {'acts' if len(against) == 1 else 'act'} against it: {by_kind(against)}"
         if special := self.specialists:
-            inside = ", ".join(f"{head} ({', '.join(strata)})" for head, strata in special.items())
+            inside = ", ".join(f"{head} ({strata_in_words(self.judged.in_strata, head)})" for head in special)
             told += f"; {len(special)} {'more ' * bool(found or against)}only in strata of {s.get('by')}: {inside}"
         tested = "not yet confirmed on fresh problems" if made is None else made.in_short()
         return f"{whole}; {told}{f'; {tested}' if self.found else unused}."
@@ -494,7 +498,7 @@ def _on_a_page(found: Result, caption: str) -> ShownTable:
 
 def in_words(table: pd.DataFrame, verdict: str) -> pd.Series:
     """Return the verdicts, with the sense of those that go against the effect."""
-    against = (table["sense"] == "against") & (table[verdict] != "specialist")  # whose strata may differ
+    against = (table["sense"] == "against") & (table[verdict] != "specialist")  # whose strata say it
     return table[verdict].mask(against, table[verdict] + ", against")
 
 

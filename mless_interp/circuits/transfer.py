@@ -210,7 +210,7 @@ class Transfer(Cells[str]):
     smallest_effect: float = SMALLEST_EFFECT
 
     columns = columns_of("""
-        exceeded | more than this in | | problems in which the heads bring more than this control
+        exceeded | more than this in | of n | problems in which the heads bring more than this control
         p_exceeded | p, more than | p | that they bring more than this control in most problems, corrected
         spearman | rank correlation | | of the heads' and the insertion's effects over problems (Spearman)
     """)
@@ -259,7 +259,8 @@ class Transfer(Cells[str]):
         if self.established:
             row = self.table().iloc[0]
             rank = f"rank correlation with the problem's own effect {row['spearman']:z.2f}"
-            told = f"{share_words(row)} of the effect (outcome {s.get('outcome')}; {rank})"
+            but = f", not shown to be more than {self._least} in most problems" * (not row["p_corrected"] < self.level)
+            told = f"{share_words(row)} of the effect (outcome {s.get('outcome')}; {rank}){but}"
         what = f"The mean lambda and Sigma of {listed(self.heads)} under {s.get('insertion')}"
         return f"{what}, applied to prompts without its tokens, reproduce {told}."
 
@@ -268,4 +269,4 @@ class Transfer(Cells[str]):
 
     def printed(self) -> pd.DataFrame:
         columns = "label share share_ci_low share_ci_high k n p_corrected median spearman exceeded".split()
-        return self.table()[columns].astype({"exceeded": "Int64"}).rename(columns={"label": "means of"})
+        return self.table()[columns].rename(columns={"label": "means of"})

@@ -399,8 +399,8 @@ class AttentionDecomposition(Measured):
         return pd.concat(frames, ignore_index=True)
 
     def layer_table(self, contrast: str | None = None) -> pd.DataFrame:
-        """Return one row per layer: means over heads of `lam`, `lam_null`, `residual`, `fit_slope`, `fit_r2`, and shares of the
-        layer's change summed over heads; intervals are over problems."""
+        """Return one row per layer: over the heads that were asked for means of `lam`, `lam_null`, `residual`, `fit_slope`,
+        `fit_r2`, and sums of their shares of the whole layer's change; intervals are over problems."""
         contrast, layers = self._contrast(contrast), list(self.layers)
         columns: dict[str, Any] = {"layer": layers, "paper_layer": [layer + 1 for layer in layers]}
         for metric in ("lam", "residual", "fit_slope", "fit_r2", *SHARES):
@@ -451,12 +451,12 @@ class AttentionDecomposition(Measured):
         return f"against {name} {keep} in most problems (corrected p < {self.level:.3g})"
 
     def details(self) -> list[str]:
-        found, row = [], self.layer_table().iloc[0]
+        found, row, at = [], self.layer_table().iloc[0], self.layers[0]
         if np.isfinite(row["share"]):
-            found.append(
-                f"The change of attention's output in layer {self.layers[0]} is {row['scale_share']:z.2f} scale, "
-                f"{row['bias_share']:z.2f} bias and {row['rest_share']:z.2f} upstream (shares are signed)."
-            )
+            n, of = sum(head.layer == at for head in self.heads), count_of(self.of("share").shape[2], "head")
+            ways = (f"{row[each]:z.2f} {self.declared()[each].heading}" for each in SHARES[1:] if each in row)
+            told = f"In layer {at} the share of {n} of {of} in the change of attention's output is {row['share']:z.2f}"
+            found.append(f"{told} (signed): {', '.join(ways)}.")
         if counted := results.undefined(self.values, self.heads):
             found.append(f"Undefined (no change beyond rounding, or too few rows): {counted}.")
         return found

@@ -136,6 +136,7 @@ class DoseResponse(Measured):
     picture = "dose_response"
     signed = True
     columns = columns_of("""
+        outcome | mean outcome | | mean over problems, with the insertion
         content | content effect | | with the insertion - the same positions, insertion hidden; median over problems
         shift | effect of the shift | | shifted positions, nothing inserted - unshifted; median over problems
         held | effect at held positions | | with the insertion, positions as without - without it; median over problems
@@ -174,7 +175,7 @@ class DoseResponse(Measured):
         return self.outcomes[condition if condition in self.outcomes or twin is None else twin]
 
     def table(self) -> pd.DataFrame:
-        """Return one row per head: both slopes, and the log odds at the largest dose."""
+        """Return one row per head: both slopes, and the log odds at the largest dose. Effects of doses: `outcome_table`."""
         table: dict[str, object] = dict(head_columns(self.heads))
         for condition in READ[::-1]:
             slopes = self.by_group(self.slopes(condition))
@@ -205,10 +206,11 @@ class DoseResponse(Measured):
         return pd.DataFrame(table | {"slope_1": np.log(self.doses) + middle})
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per problem, dose and head."""
+        """Return one tidy row per problem, dose and head, with the problem's outcomes in every condition at that dose."""
         axes = {"problem": self.problem_ids, "n_tokens": self.doses, "label": [str(head) for head in self.heads]}
-        read = {f"log_odds_{condition}": values for condition, values in self.log_odds.items()}
-        return tidy(axes, **read, outcome=np.repeat(self.outcomes["inserted"][..., None], len(self.heads), -1))
+        read, shape = {f"log_odds_{name}": each for name, each in self.log_odds.items()}, self.log_odds["held"].shape
+        every = {name: np.broadcast_to(self._outcome(name)[..., None], shape) for name in ("base", *self.outcomes)}
+        return tidy(axes, **read, **{f"outcome_{name}": each for name, each in every.items()})
 
     def headline(self) -> str:
         total, slope, outcome = self.effects(together=True), self.mean_slope("inserted"), self.settings.get("outcome")

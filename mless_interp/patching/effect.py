@@ -304,7 +304,9 @@ class Parts(Measured):
         table = self.table()
         table = largest_first(table[table["p_corrected"] < self.level], "share")
         if not len(table):
-            return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
+            n, least = self.whole.n, fewest_for(len(SENSES) * max(self._n_tested, 1), self.confidence)
+            few = f"{self.whole.counted(n)} are too few to show any of {self._n_tested} {several}, at least {least} are needed"
+            return few if n < least else f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
         rows = table.iloc[np.argsort(self._by_construction(table), kind="stable")].to_dict("records")
         named = listed((f"{row['label']} {share_words(row)}" for row in rows), 3)
         shown = f"{len(table)} of {self._n_tested} {several} {'are' if len(table) > 1 else 'is'} shown to carry"

@@ -250,8 +250,8 @@ class JointKnockout(Measured):
         elif self.settings.get("n_random_sets"):
             found.append("There is no other set of the same size in the same layers.")
         if len(self.heads) > 1:
-            apart = self._turned(self.interaction)
-            made, words = median_interval(apart, confidence=self.confidence), "they add up, as far as can be told"
+            apart, words = self._turned(self.interaction), "they add up, as far as can be told"
+            made = median_interval(self.by_group(self.interaction), confidence=self.confidence)
             if float(sign_test(apart)) < self.level:
                 words = "together they do more than their sum" if np.median(apart) > 0 else "they overlap"
             words = f": {words}" if np.isfinite(made.low) else ""

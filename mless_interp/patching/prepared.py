@@ -88,7 +88,9 @@ class Prepared:
         return {**found, "settings": {**settings, **self.settings}, "resolution": self.model.resolution}
 
     def under(self, contrast: Contrast) -> "Prepared":
-        """Take the problems as a contrast compares them; `ValueError` where tokens of a span could see nothing."""
+        """Take the problems as a contrast compares them; `ValueError` for those that it cannot compare."""
+        for pair in self.bare:
+            contrast.start(pair, contrast.conditions[1])
         narrow = min((window for window in self.model.info.windows if window is not None), default=math.inf)
         for pair in self.bare if contrast.conditions[0].hides_own else ():
             if (longest := max(stop - first for first, stop in pair.spans)) >= narrow:

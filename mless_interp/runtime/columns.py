@@ -71,7 +71,6 @@ COMMON = columns_of("""
     rank | rank | count | 1 is the largest; ties share the first rank
     condition | condition | | which run: without insertion, with it, ...
     n_tokens | tokens | count | number of inserted tokens
-    outcome | outcome | | mean over problems, with the insertion
     total | total effect | | with the insertion - without it, median over problems
     treatment | treatment | | what was done to the problem before it was answered
     p | p | p | before correction for several tests

@@ -51,6 +51,7 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         try:
             self._lock.acquire(timeout=patience)
         except Timeout:
+            self._file.touch()  # an error of its own where no file can be made
             raise BlockingIOError(
                 f"{str(path)!r} is in use by another run; wait until it has ended, or choose another name (if no other "
                 f"process runs, delete {str(self._file)!r})"

@@ -36,7 +36,7 @@ def test_problems_of_one_geometry_share_a_batch_and_halves_keep_groups(pairs: An
     given = prepare(model, pairs_from_ids([[5, 6, 7]], [1], span=(1, 2), clean=[[5, 8, 7]]))
     beside, exchanged = replace(given, beside="dots"), CONTRASTS["replaced"]
     assert given.under(exchanged).bare[0].insertion is REPLACED is not given.under(CONTRASTS["shift"]).bare[0].insertion
-    assert beside.under(exchanged) is beside and ready.under(exchanged) is ready
+    assert beside.under(exchanged) is beside and ready.under(CONTRASTS["content"]) is ready
 
 
 def test_pairs_that_cannot_be_compared_are_counted_and_named(pairs: Any) -> None:
