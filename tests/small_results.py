@@ -764,7 +764,8 @@ def told(name: str) -> str:
     if "confidence" in {field.name for field in fields(result)}:
         wider = replace(result, confidence=0.8)
         tables["at 80 %"], parts = wider.table(), [*parts, f"at 80 %: {wider.explain()}"]
-    parts += [f"{method}\n{table.to_csv(index=False, float_format='%.4g')}" for method, table in tables.items()]
+    rounded = lambda x: f"{x if abs(x) > 1e-12 else 0:.4g}"  # noqa: E731 - what cancels does so alike on no two processors
+    parts += [f"{method}\n{table.to_csv(index=False, float_format=rounded)}" for method, table in tables.items()]
     return f"=== {name}\n" + "\n".join(parts)
 
 
