@@ -417,7 +417,7 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Fo
     norm, rule = layer.norm(min(layer.norms.names)), attention_rule_of(layer.attention, d_head=info.d_head)
     root_mean_square = getattr(norm, "bias", None) is None
     scale = rule.scale * positions.prescaled
-    activations = ("hidden_act", "hidden_activation", "activation_function", "activation")
+    activations = ("hidden_act", "hidden_activation", "activation_function")
     made: dict[str, Foreign] = {
         **{name: getattr(info, name) for name in ("n_layers", "n_heads", "d_model", "d_head", "d_vocab", "device")},
         "original_architecture": architecture,
