@@ -368,11 +368,11 @@ class Pairing(Inserting):
         return pairs_from_file(self.pairs or "")
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
-        given, contrast = () if self.pairs is None else self.given, getattr(self, "contrast", "content")
+        given, contrast = () if self.pairs is None else self.given[:limit], getattr(self, "contrast", "content")
         key = "clean" if contrast == "replaced" else "spans"
         if not all(getattr(pair, key) for pair in given) or (key == "clean" and not given):
             raise ValueError(f"--contrast {contrast}: needs --pairs with the key {key.rstrip('s')} in every line")
-        return tuple(pair.problem for pair in given[:limit]) if given else super().first(limit)
+        return tuple(pair.problem for pair in given) if given else super().first(limit)
 
     def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
         if self.pairs is None:

@@ -125,7 +125,7 @@ def halves(prepared: Prepared, fresh: Iterable[PromptPair] | Prepared | None) ->
 def _by_gradient(found: HeadAttribution, heads: Sequence[Head]) -> Members:
     """Sort heads by the largest of what gate gradients say: the integral, and both estimates at its ends (medians)."""
     estimates = [each for each in (found.scores, found.knockout, found.edge_noise) if each is not None]
-    size = np.max([np.abs(np.median(of_heads(each, heads), axis=0)) for each in estimates], axis=0)
+    size = np.max([np.abs(np.median(found.by_group(of_heads(each, heads)), axis=0)) for each in estimates], axis=0)
     return tuple(heads[at] for at in np.argsort(-size, kind="stable"))
 
 

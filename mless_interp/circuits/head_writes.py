@@ -189,8 +189,10 @@ def _looked_at(
 ) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
     """Find each head's keys of extreme mean score (-1: too few), and their scores `[problem, head, 2 top]` or NaN."""
     of_problem = [dict(zip(_places(pair), each.T, strict=True)) for pair, each in zip(pairs, scores, strict=True)]
-    counts = Counter(key for known in of_problem for key in known)
-    least = min(len(pairs), max(FEWEST_PROBLEMS, SHARE_THAT_HAS_IT * len(pairs)))
+    of = groups or range(len(pairs))
+    once = dict.fromkeys((key, group) for keys, group in zip(of_problem, of, strict=True) for key in keys)
+    counts, n = Counter(key for key, _ in once), len(set(of))
+    least = min(n, max(FEWEST_PROBLEMS, SHARE_THAT_HAS_IT * n))
     usual = [key for key, n in counts.items() if n >= least]
     nothing = np.full(len(scores[0]), np.nan)
     table = np.array([[known.get(key, nothing) for key in usual] for known in of_problem])  # [problem, key, head]

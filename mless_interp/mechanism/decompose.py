@@ -457,7 +457,7 @@ class AttentionDecomposition(Measured):
             ways = (f"{row[each]:z.2f} {self.declared()[each].heading}" for each in SHARES[1:] if each in row)
             told = f"In layer {at} the share of {n} of {of} in the change of attention's output is {row['share']:z.2f}"
             found.append(f"{told} (signed): {', '.join(ways)}.")
-        if counted := results.undefined(self.values, self.heads):
+        if counted := results.undefined(self.values, self.heads, self.groups):
             found.append(f"Undefined (no change beyond rounding, or too few rows): {counted}.")
         return found
 

@@ -318,12 +318,16 @@ class Model(ABC):
             raise ModelError(f"{self.info.backend}: no activation ever came for {missing}; this model has no such site")
         return Run(logits, {name: captured[name] for name in capture})
 
-    def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
-        """Return each layer's visibility `[b, 1|H, T, T]` for this input, where the input is or at the layers' `places`."""
-        if self.checks is not None and inputs.n_tokens > self.checks.reach:
+    def reach(self, n_tokens: int) -> None:
+        """Check masks and replay on so many tokens, unless they were on as many; `ModelError` for masks that are others."""
+        if self.checks is not None and n_tokens > self.checks.reach:
             from .checks import check_reach  # which knows models
 
-            self.checks = check_reach(self, inputs.n_tokens)
+            self.checks = check_reach(self, n_tokens)
+
+    def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
+        """Return each layer's visibility `[b, 1|H, T, T]` for this input, where the input is or at the layers' `places`."""
+        self.reach(inputs.n_tokens)
         own = {window: visibility(inputs, window) for window in set(self.info.windows)}
         wanted = list(zip(self.info.windows, places or [inputs.tokens.device] * self.info.n_layers, strict=True))
         made = {(window, place): own[window].to(place) for window, place in set(wanted)}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import checked
+from ..runtime.loop import out_of_memory
 from .arithmetic import mix_values, pattern_of, softmax, values_of_heads, with_sinks
 from .base import Model
 from .info import BY_LAYERS, Inputs, ModelChecks, ModelError, Recording
@@ -128,21 +129,20 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
 
 
 def check_reach(model: Model, n_tokens: int) -> ModelChecks:
-    """Return a model's figures once it has shown on so many tokens what it showed on fewer at loading; `ModelError` if not."""
+    """Return a model's figures once its masks and its replay were checked on so many tokens, as at loading on fewer.
+
+    A replay that disagrees goes by whole forward passes from then on; `ModelError` for masks that do.
+    """
     assert model.checks is not None
-    reach = min(model.info.context_length, max(n_tokens, 2 * model.checks.reach))
-    tokens, found = probe_tokens(model.info.d_vocab, n_tokens=reach), replace(model.checks, reach=reach)
-    short, reason = model.checked(found), None
+    tokens, found = probe_tokens(model.info.d_vocab, n_tokens=n_tokens), replace(model.checks, reach=n_tokens)
+    longer = model.checked(found)
     try:
-        _check_masks(short, tokens, found.tolerance)
-        if short.stepper is not None:
-            _, reason = _check_replay(short, tokens, found.tolerance)
+        _check_masks(longer, tokens, found.tolerance)
     except ModelError as error:
-        reason = str(error)
-    if reason:
-        raise ModelError(
-            f"{model.info.name}, right on prompts of up to {model.checks.reach} tokens: {reason}; use shorter ones"
-        )
+        right = f"{model.info.name}, right on prompts of up to {model.checks.reach} tokens"
+        raise ModelError(f"{right}: {error}; use shorter ones") from error
+    if longer.stepper is not None and (reason := _check_replay(longer, tokens, found.tolerance, [0])[1]):
+        return replace(found, replay=f"whole forward passes ({reason})")
     return found
 
 
@@ -277,11 +277,15 @@ def _moved_by_rounding(model: Model, recording: Recording, layers: list[int], z:
     return 2 * max(moved)
 
 
-def _check_replay(model: Model, tokens: Tensor, tolerance: float) -> tuple[float | None, str | None]:
-    """Return how far a replay of three layers at once is off, and why runs are not to be continued so (None: they are)."""
+def _check_replay(
+    model: Model, tokens: Tensor, tolerance: float, layers: list[int] | None = None
+) -> tuple[float | None, str | None]:
+    """Return how far a replay of `layers` at once (three, unless given) is off, and why runs are not to be continued so (None:
+    they are)."""
     if model.stepper is None:
         return None, model.why_whole_passes
-    layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), max(0, tokens.shape[1] - 6)
+    layers = layers or sorted({0, model.info.n_layers // 2, model.info.n_layers - 1})
+    start = max(0, tokens.shape[1] - 6)
     recording = model.record(Inputs(tokens), start=start)
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(recording.z[0].shape, generator=generator, dtype=torch.float32)
@@ -289,6 +293,8 @@ def _check_replay(model: Model, tokens: Tensor, tolerance: float) -> tuple[float
     try:
         fast = model.replay(recording, layers, z, logits_at="all")
     except (AttributeError, TypeError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
         return None, f"continuing layer by layer failed: {first_line(error)}"
     exact = model.replay(recording, layers, z, logits_at="all", exact_forward=True)
     difference, rounding, allowed = apart(fast, exact).error, "", tolerance * size(exact)

@@ -152,6 +152,7 @@ def prepare(
             )
     read.check(bare)
     answered = tuple(read.asked(pair, model.info) for pair in bare)
+    model.reach(max(len(pair.inserted) for pair in answered))
     return Prepared(model, read, bare, answered, units_of(answered, read))
 
 

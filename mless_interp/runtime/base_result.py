@@ -344,9 +344,12 @@ def stacked(parts: Sequence[Any], order: Iterable[str] | None = None) -> Found:
     }
 
 
-def undefined(values: Found, heads: Sequence[Head]) -> str:
+def undefined(values: Found, heads: Sequence[Head], groups: Sequence[str] = ()) -> str:
     """Return how many cells of each metric are NaN, as words; "" where none is."""
-    cells = {name: np.isnan([of_heads(array, heads) for array in found.values()]) for name, found in values.items()}
+    cells = {
+        name: np.isnan([by_group(of_heads(array, heads), groups) for array in found.values()])
+        for name, found in values.items()
+    }
     return ", ".join(f"{name} {missing.sum()}/{missing.size}" for name, missing in cells.items() if missing.any())
 
 

@@ -173,7 +173,7 @@ class HeadScores(results.Result):
             found += [f"On {s[name]} {says}"] if s.get(name) else []
         if set(OF_SINKS) <= set(self.values):
             found.append(self._sink_words())
-        counted = results.undefined(self.values, self.heads)
+        counted = results.undefined(self.values, self.heads, self.groups)
         found += [f"Undefined (NaN): {counted}."] if counted else []
         return [
             f"{count_of(len(self.values), 'attention metric')} of {count_of(len(self.heads), 'head')} on "
