@@ -106,10 +106,8 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
         gap, sees_later = _gap_difference(model, tokens, logits)
         _must(sees_later, allowed, "a plain run and one with an explicit causal mask differ before anything is hidden")
         _must(gap, allowed, "the gap condition differs from the masked one on shared tokens")
-    far = probe_tokens(info.d_vocab, n_tokens=min(REACH, info.context_length))
-    _check_masks(model, far, tolerance)
     entering_error, entering = _check_entering(model, tokens, tolerance)
-    replayed, reason = _check_replay(model, far, tolerance) if not entering else (None, entering)
+    replayed, reason = _check_replay(model, tokens, tolerance) if not entering else (None, entering)
     replay, output = f"whole forward passes ({reason})" if reason else BY_LAYERS, _output_error(model, tokens)
     figures = ModelChecks(
         largest_logit=largest,
@@ -123,13 +121,13 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
         entering_error=entering_error,
         entering=entering,
         output_error=output,
-        reach=far.shape[1],
     )
-    return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
+    figures = replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
+    return check_reach(model.checked(figures), min(REACH, info.context_length))
 
 
 def check_reach(model: Model, n_tokens: int) -> ModelChecks:
-    """Return a model's figures once its masks and its replay were checked on so many tokens, as at loading on fewer.
+    """Return a model's figures once its masks and its replay were checked on so many tokens, as on fewer before.
 
     A replay that disagrees goes by whole forward passes from then on; `ModelError` for masks that do.
     """
@@ -139,8 +137,9 @@ def check_reach(model: Model, n_tokens: int) -> ModelChecks:
     try:
         _check_masks(longer, tokens, found.tolerance)
     except ModelError as error:
-        right = f"{model.info.name}, right on prompts of up to {model.checks.reach} tokens"
-        raise ModelError(f"{right}: {error}; use shorter ones") from error
+        raise ModelError(
+            f"{model.info.name} is right on prompts of up to {model.checks.reach} tokens, but {error}"
+        ) from error
     if longer.stepper is not None and (reason := _check_replay(longer, tokens, found.tolerance, [0])[1]):
         return replace(found, replay=f"whole forward passes ({reason})")
     return found
@@ -285,7 +284,7 @@ def _check_replay(
     if model.stepper is None:
         return None, model.why_whole_passes
     layers = layers or sorted({0, model.info.n_layers // 2, model.info.n_layers - 1})
-    start = max(0, tokens.shape[1] - 6)
+    start = max(tokens.shape[1] // 2, tokens.shape[1] - 6)
     recording = model.record(Inputs(tokens), start=start)
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(recording.z[0].shape, generator=generator, dtype=torch.float32)
