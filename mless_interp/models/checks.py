@@ -147,10 +147,10 @@ def check_reach(model: Model, n_tokens: int) -> ModelChecks:
 
 def _check_masks(model: Model, tokens: Tensor, tolerance: float) -> None:
     """Raise `ModelError` where the model does not see what its windows say, on the last tokens of a prompt."""
-    n_tokens = tokens.shape[1]
-    last, every = list(range(max(0, n_tokens - 4), n_tokens)), torch.ones(1, 1, n_tokens, n_tokens, dtype=torch.bool)
     if model.remote and model.windows_by_index:
         return
+    n_tokens = tokens.shape[1]
+    last, every = list(range(max(0, n_tokens - 4), n_tokens)), torch.ones(1, 1, n_tokens, n_tokens, dtype=torch.bool)
     own, masked = (model.run(inputs, logits_at=last).logits for inputs in (Inputs(tokens), Inputs(tokens, None, every)))
     assert own is not None and masked is not None
     what = f"with an explicit causal mask of {n_tokens} tokens its logits are others"

@@ -304,9 +304,10 @@ class Parts(Measured):
         table = self.table()
         table = largest_first(table[table["p_corrected"] < self.level], "share")
         if not len(table):
-            n, least = self.whole.n, fewest_for(len(SENSES) * max(self._n_tested, 1), self.confidence)
-            few = f"{self.whole.counted(n)} are too few to show any of {self._n_tested} {several}, at least {least} are needed"
-            return few if n < least else f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
+            if least := self._n_needed:
+                few = f"{self.whole.counted(self.whole.n)} are too few to show any of {self._n_tested} {several}"
+                return f"{few}, at least {least} are needed"
+            return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
         rows = table.iloc[np.argsort(self._by_construction(table), kind="stable")].to_dict("records")
         named = listed((f"{row['label']} {share_words(row)}" for row in rows), 3)
         shown = f"{len(table)} of {self._n_tested} {several} {'are' if len(table) > 1 else 'is'} shown to carry"
@@ -324,6 +325,12 @@ class Parts(Measured):
     def _n_tested(self) -> int:
         return int((~np.isnan(self.per_cell)).any(0).sum())
 
+    @property
+    def _n_needed(self) -> int:
+        """The problems that it takes for any cell to pass; 0 where there are as many."""
+        least = fewest_for(len(SENSES) * max(self._n_tested, 1), self.confidence)
+        return least if self.whole.n < least else 0
+
     def _test_words(self) -> str:
         over = f"{count_of(self._n_tested, *self.what)} and both senses"
         least = f"smallest effect {self.whole.delta_words(self.unit)}"
@@ -339,7 +346,7 @@ class Parts(Measured):
         said = f"No {one} is shown to do {self._claim()}"
         if not m:
             return f"{said}: none is defined on any problem."
-        if self.whole.n < (least := fewest_for(tests, self.confidence)):
+        if least := self._n_needed:
             return f"No {one} can pass with {self.whole.counted(self.whole.n)}: that takes at least {least}."
         found = f"one that does in {100 * self.whole.detectable(tests):.0f} % of all problems"
         return f"{said} ({self._test_words()}); {found} would be found with 80 % power."

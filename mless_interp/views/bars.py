@@ -105,7 +105,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     axes.axhline(color="0.4", linewidth=0.8)
     axes.plot(at, above + below, "D", color="black", markersize=4, label="both together: the head's effect")
     name_ticks(axes.xaxis, heads, rotation=45, ha="right")
-    some = f"\n{len(heads)} of {table['of'].nunique()} heads" * (len(heads) < table["of"].nunique())
+    some = draw.some_of(len(heads), table["of"].nunique(), "heads")
     name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found) + some)
     draw.key_below(picture)
     return picture

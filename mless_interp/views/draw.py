@@ -119,6 +119,11 @@ def words_of(result: Result, *names: str) -> str:
     return ", ".join(shortened(one_line(short_name(each) if name == "model" else each)) for name, each in said.items())
 
 
+def some_of(n: int, total: int, what: str) -> str:
+    """Return a title's line on how many of all there are were drawn; nothing where all were."""
+    return f"\n{n} of {total} {what}" * (n < total)
+
+
 def head_table(found: Result) -> pd.DataFrame:
     """Return a result's table with a row per head, effects above 0 with the whole one; `ValueError` for another."""
     table = turned(found, found.table())

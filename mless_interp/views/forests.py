@@ -56,8 +56,7 @@ def forest(
         line: Style = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 3))}
         axes.axvline(-reach, label=f"smallest effect of interest, {reach:.3g}", **line)
         axes.axvline(reach, **line)
-    some = f"\n{len(shown)} of {len(table)} heads" * (len(shown) < len(table))
-    name_axes(axes, x=label, title=words_of(found) + some)
+    name_axes(axes, x=label, title=words_of(found) + draw.some_of(len(shown), len(table), "heads"))
     if len(axes.get_legend_handles_labels()[0]) > 1:
         key_below(picture)
     return picture
@@ -86,7 +85,7 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 40) -> P
         words = [one_line(" ".join(row)) for row in part[names.columns].to_numpy()]
         draw_forest(axes, words, [(value, drawn[:, part.index], FILLED)])
         name_axes(axes, x=f"{column.heading} ({unit})" if unit else label)
-    some = f"\n{len(rows)} of {len(table)} rows, the largest of their kinds" * (len(rows) < len(table))
+    some = draw.some_of(len(rows), len(table), "rows, the largest of their kinds")
     name_axes(places[0, 0], title=words_of(found) + some)
     return picture
 

@@ -60,6 +60,8 @@ def test_a_random_sentence_is_the_same_in_every_process_and_of_ordinary_tokens_w
     few = tiny_words("river", "stone", "xx", "4", "a7", "b\u00b2", "yy")
     span = Insertion.random_sentence(200).span(few, "p")
     assert len(span) == 200 and set(few.convert_ids_to_tokens(span)) == {"river", "stone", "xx", "yy"}
+    enough = tiny_words("xx", "window", "stone", "river", "quiet", "lamp", "garden", "blue", "bell")
+    assert "xx" not in enough.convert_ids_to_tokens(Insertion.random_sentence(200).span(enough, "p"))
 
 
 def asked(*questions: str) -> list[Problem]:
