@@ -321,9 +321,7 @@ class Model(ABC):
     def reach(self, n_tokens: int) -> None:
         """Check masks and replay on so many tokens, unless they were on as many; `ModelError` for masks that are others."""
         if self.checks is not None and n_tokens > self.checks.reach:
-            from .checks import check_reach  # which knows models
-
-            self.checks = check_reach(self, n_tokens)
+            self.checks = self.checks.on_longer(self, n_tokens)
 
     def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
         """Return each layer's visibility `[b, 1|H, T, T]` for this input, where the input is or at the layers' `places`."""

@@ -68,6 +68,27 @@ def probe_tokens(d_vocab: int, *, n_tokens: int = 12, seed: int = 0) -> Tensor:
     return torch.randint(0, d_vocab, (1, n_tokens), generator=torch.Generator().manual_seed(seed))
 
 
+class SelfCheck(ModelChecks):
+    """The figures of a self-check that goes on with longer prompts."""
+
+    def on_longer(self, model: Model, n_tokens: int) -> ModelChecks:
+        """Check masks and replay on so many tokens too.
+
+        A replay that disagrees goes by whole forward passes from then on; `ModelError` for masks that do.
+        """
+        tokens, found = probe_tokens(model.info.d_vocab, n_tokens=n_tokens), replace(self, reach=n_tokens)
+        longer = model.checked(found)
+        try:
+            _check_masks(longer, tokens, found.tolerance)
+        except ModelError as error:
+            raise ModelError(
+                f"{model.info.name} is right on prompts of up to {self.reach} tokens, but {error}"
+            ) from error
+        if longer.stepper is not None and (reason := _check_replay(longer, tokens, found.tolerance, [0])[1]):
+            return replace(found, replay=f"whole forward passes ({reason})")
+        return found
+
+
 @checked
 def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """Run the self-check; `reference` is `[1, token, vocab]` of the plain Hugging Face pass on `probe_tokens`.
@@ -109,7 +130,7 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
     entering_error, entering = _check_entering(model, tokens, tolerance)
     replayed, reason = _check_replay(model, tokens, tolerance) if not entering else (None, entering)
     replay, output = f"whole forward passes ({reason})" if reason else BY_LAYERS, _output_error(model, tokens)
-    figures = ModelChecks(
+    figures = SelfCheck(
         largest_logit=largest,
         row_sum_error=row_error,
         logits_difference=difference,
@@ -123,26 +144,7 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
         output_error=output,
     )
     figures = replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
-    return check_reach(model.checked(figures), min(REACH, info.context_length))
-
-
-def check_reach(model: Model, n_tokens: int) -> ModelChecks:
-    """Return a model's figures once its masks and its replay were checked on so many tokens, as on fewer before.
-
-    A replay that disagrees goes by whole forward passes from then on; `ModelError` for masks that do.
-    """
-    assert model.checks is not None
-    tokens, found = probe_tokens(model.info.d_vocab, n_tokens=n_tokens), replace(model.checks, reach=n_tokens)
-    longer = model.checked(found)
-    try:
-        _check_masks(longer, tokens, found.tolerance)
-    except ModelError as error:
-        raise ModelError(
-            f"{model.info.name} is right on prompts of up to {model.checks.reach} tokens, but {error}"
-        ) from error
-    if longer.stepper is not None and (reason := _check_replay(longer, tokens, found.tolerance, [0])[1]):
-        return replace(found, replay=f"whole forward passes ({reason})")
-    return found
+    return figures.on_longer(model.checked(figures), min(REACH, info.context_length))
 
 
 def _check_masks(model: Model, tokens: Tensor, tolerance: float) -> None:

@@ -125,6 +125,10 @@ class ModelChecks:
         """Whether runs may be continued layer by layer."""
         return self.replay == BY_LAYERS
 
+    def on_longer(self, model: Foreign, n_tokens: int) -> "ModelChecks":
+        """Return the figures of a model once its masks and its replay were checked on so many tokens."""
+        raise NotImplementedError
+
     def __repr__(self) -> str:
         found = {name: getattr(self, f"{name}_difference") for name in ("logits", "gap", "replay")}
         known = ", ".join(f"{name} difference {value:.1e}" for name, value in found.items() if value is not None)
