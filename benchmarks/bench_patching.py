@@ -125,7 +125,7 @@ def matrix_throughput(geometry: Geometry, device: str) -> float:
     a = torch.randn(rows, geometry.hidden, device=device)
     b = torch.randn(geometry.hidden, geometry.intermediate, device=device)
     best = 0.0
-    for multiply in (torch.matmul, lambda a, b: mi.models.arithmetic.product(a, b.T)) * 20:
+    for multiply in (torch.matmul, lambda a, b: mi.models.attention_math.product(a, b.T)) * 20:
         began = time.perf_counter()
         multiply(a, b)[-1, -1].item()  # which waits for a GPU
         best = max(best, 2 * rows * geometry.hidden * geometry.intermediate / (time.perf_counter() - began))

@@ -60,7 +60,7 @@ def enlarged(source: str, model: mi.Model, pairs: Any, *, by: str, logits: float
     if by == "scale":
         return rounded(source, scale=2.0 ** max(0, math.ceil(math.log2(logits / largest_logit(model, pairs)))))
     streams = []
-    norm = mi.models.decoder.unwrapped(mi.models.decoder.decoder_of(model.hf_model).norm)
+    norm = mi.models.architectures.unwrapped(mi.models.architectures.decoder_of(model.hf_model).norm)
     handle = norm.register_forward_hook(lambda module, given, made: streams.append(made[0, -1].detach()))
     try:
         largest_logit(model, pairs)

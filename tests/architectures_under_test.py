@@ -161,7 +161,7 @@ def folder_of(name: str) -> Path:
 
 def described(name: str, model: Any) -> str:
     """Everything that is known of a model before it runs: its geometry, and its first and last layer's parts."""
-    from mless_interp.models.decoder import Positions, attention_rule_of, decoder_layers
+    from mless_interp.models.architectures import Positions, attention_rule_of, decoder_layers
     from mless_interp.models.hugging_face import hugging_face_info
     from mless_interp.models.nnsight import Operations, _places
     from mless_interp.models.transformer_lens import CONVERTERS, _hooked_config

@@ -121,7 +121,7 @@ ROOMS = {
         speaks_of=rf"^(?!.*({PLACES}))",
     ),
     "backends": Room(
-        modules("models", "arithmetic decoder nnsight transformer_lens"),
+        modules("models", "architectures attention_math nnsight transformer_lens"),
         (
             *files("models", "as_they_come decoders contract models parts"),
             # the others in that file send source, and a mutant's cannot be sent
@@ -275,7 +275,7 @@ ROOMS = {
     ),
     "devices": Room(
         (
-            *modules("models", "arithmetic base decoder nnsight replay transformer_lens weights"),
+            *modules("models", "architectures attention_math base nnsight replay transformer_lens weights"),
             *modules("patching", "sweep"),
             *modules("scores", "streaming"),
         ),

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import n_alike, one_of
+from ..models.architectures import unwrapped
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
-from ..models.decoder import unwrapped
 from ..models.hugging_face import reference_logits
 from ..models.info import Edit, Foreign, ModelError
 from ..models.sites import gate_edits, site

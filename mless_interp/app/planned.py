@@ -21,9 +21,9 @@ from ..answers.decoding import rows_at_once
 from ..answers.evaluate import MAX_NEW_TOKENS
 from ..circuits.circuit import trace_circuit
 from ..core.arguments import Arguments, checked, count_of, one_of
-from ..models.arithmetic import product
+from ..models.architectures import decoder_layers
+from ..models.attention_math import product
 from ..models.base import Model
-from ..models.decoder import decoder_layers
 from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
 from ..models.info import ModelError, ModelInfo
 from ..models.load import CONVERTED_AT_MOST, load_model, source_of

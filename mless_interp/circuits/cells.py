@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.arguments import count_of
 from ..core.heads import Head
-from ..models.arithmetic import mix_values, pattern_of
+from ..models.attention_math import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import ModelError, Recording
 from ..models.replay import Layers

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.arguments import Arguments, check_count, checked, count_of
 from ..core.heads import Head
-from ..models.arithmetic import masked_scores
+from ..models.attention_math import masked_scores
 from ..models.base import Model
 from ..patching.interventions import LayerState
 from ..patching.prepared import Prepared, Settings, prepare

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..metrics import attention as metrics
 from ..metrics.outputs import span_output
 from ..metrics.patterns import with_sink_key
-from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
+from ..models.attention_math import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.checks import Finding, apart, size, worst
 from ..models.info import Edit, Inputs

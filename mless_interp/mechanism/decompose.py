@@ -16,7 +16,7 @@ from ..core.heads import Head
 from ..metrics import outputs
 from ..metrics.attention import retained_mass, span_mass
 from ..metrics.patterns import uniform_pattern, widened
-from ..models.arithmetic import values_of_heads, with_extra
+from ..models.attention_math import values_of_heads, with_extra
 from ..models.base import Model
 from ..models.info import AttentionRule, Reducer
 from ..models.sites import Held, attention_sites, site

@@ -5,7 +5,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     (
-        "arithmetic base checks decoder hugging_face info load load_options memory nnsight replay sites traced_ops "
+        "architectures attention_math base checks hugging_face info load load_options memory nnsight replay sites traced_ops "
         "transformer_lens weights"
     ).split(),
 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..core.arguments import count_of
 from ..runtime.workers import Engine, Processes, here
-from .arithmetic import visibility
+from .attention_math import visibility
 from .info import (
     AttentionOutput,
     AttentionRule,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.arguments import checked
 from ..runtime.loop import out_of_memory
-from .arithmetic import mix_values, pattern_of, softmax, values_of_heads, with_sinks
+from .attention_math import mix_values, pattern_of, softmax, values_of_heads, with_sinks
 from .base import Model
 from .info import BY_LAYERS, Inputs, ModelChecks, ModelError, Recording
 from .load_options import first_line

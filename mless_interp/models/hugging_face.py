@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import cached_file, logging
 
 from ..core.arguments import nearest
-from . import decoder, load_options, weights
+from . import architectures, load_options, weights
 from .base import Model
 from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, Inputs, Masks, ModelError, ModelInfo, Taps
 from .sites import turned_taps
@@ -87,10 +87,12 @@ def _not_taken(hf_model: Foreign, config: Foreign) -> str | None:
 
     lacks = next((what for what in _SHAPE if not isinstance(said(what), int)), None)
     modules = list(hf_model.named_modules())
-    latent = {type(decoder.unwrapped(each)).__name__ for _, each in modules if hasattr(each, "kv_a_proj_with_mqa")}
-    unknown = ", ".join(sorted(latent - decoder.PAIRED.keys()))
+    latent = {
+        type(architectures.unwrapped(each)).__name__ for _, each in modules if hasattr(each, "kv_a_proj_with_mqa")
+    }
+    unknown = ", ".join(sorted(latent - architectures.PAIRED.keys()))
     strange = ", ".join(sorted({*(said("layer_types") or ())} - {"full_attention", "sliding_attention"}))
-    keys = decoder.decoder_of(hf_model).named_modules()
+    keys = architectures.decoder_of(hf_model).named_modules()
     widths = {getattr(part, "out_features", 0) for path, part in keys if path.endswith("self_attn.k_proj")}
     encoder = not said("is_decoder", True) and config.model_type[:8] != "gpt_neox"  # which never asks its config
     clips = said("clip_qkv") or getattr(said("attn_config"), "clip_qkv", None)
@@ -128,12 +130,12 @@ class HuggingFaceModel(Model):
         self.tokenizer = underlying.tokenizer if tokenizer is None else tokenizer
         self.info = hugging_face_info(hf_model, name=name, backend=self.backend, attention=attention)
         self.quantised = quantisation_of(hf_model)
-        self.parts = decoder.decoder_layers(hf_model, self.info)
+        self.parts = architectures.decoder_layers(hf_model, self.info)
         self.has_sinks = any(hasattr(part.attention, "sinks") for part in self.parts)
         self.windows_by_index = any(has_own_window(part.attention) for part in self.parts)
         self.float32_softmax = attention == "eager" and not self.has_sinks
-        self.latent = any(isinstance(part.inputs, decoder.LatentInputs) for part in self.parts)
-        self.positions = decoder.Positions.of(hf_model, self.parts)
+        self.latent = any(isinstance(part.inputs, architectures.LatentInputs) for part in self.parts)
+        self.positions = architectures.Positions.of(hf_model, self.parts)
         if self.positions is not None:
             self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned
         lacks = next((part.unknown for part in self.parts if part.unknown), None)
@@ -141,7 +143,9 @@ class HuggingFaceModel(Model):
             self.why_not_by_layers = f"its {lacks} go by names that are not known here"
         if not remote:
             self.hf_model = hf_model
-            self.layers = decoder.HuggingFaceLayers.of(hf_model, self.parts, self.positions, d_head=self.info.d_head)
+            self.layers = architectures.HuggingFaceLayers.of(
+                hf_model, self.parts, self.positions, d_head=self.info.d_head
+            )
 
     def _attention(self, layer: int) -> nn.Module:
         found = self.parts[layer].attention
@@ -162,7 +166,7 @@ class HuggingFaceModel(Model):
         return turned_taps(taps, turn, shown="entering" if self.latent else "before")
 
     def attention_rule(self, layer: int) -> AttentionRule:
-        return decoder.attention_rule_of(self._attention(layer), d_head=self.info.d_head)
+        return architectures.attention_rule_of(self._attention(layer), d_head=self.info.d_head)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
         return self.parts[layer].gated_mlp if self.parts else None

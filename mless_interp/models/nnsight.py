@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from . import traced_ops
-from .decoder import DecoderLayer, LatentInputs
+from .architectures import DecoderLayer, LatentInputs
 from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
 from .info import Foreign, Inputs, Masks, ModelError, ModelInfo, Taps
 from .load_options import Loading, first_line

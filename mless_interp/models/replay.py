@@ -8,7 +8,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from .arithmetic import finished_scores, softmax
+from .attention_math import finished_scores, softmax
 from .info import AttentionRule, Recording
 from .traced_ops import is_half
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .arithmetic import masked_scores, mix_values, softmax
+from .attention_math import masked_scores, mix_values, softmax
 from .info import AttentionRule, Edit, GatedMlp, ModelError, Reducer, Tap, Taps
 
 SITES: dict[str, str] = {

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .arithmetic import fused, is_hooked, masked_scores, product, values_of_heads
+from .architectures import Positions, attention_rule_of, decoder_layers, unwrapped
+from .attention_math import fused, is_hooked, masked_scores, product, values_of_heads
 from .base import Model
-from .decoder import Positions, attention_rule_of, decoder_layers, unwrapped
 from .hugging_face import HuggingFaceModel, hooked_for_run, hugging_face_info, own_windows_lifted
 from .info import (
     AttentionOutput,

@@ -10,7 +10,7 @@ import pandas as pd
 from ..core.arguments import Arguments, checked, count_of, one_of
 from ..core.heads import Head
 from ..metrics.attention import span_log_odds
-from ..models.arithmetic import masked_scores, with_extra, with_sinks
+from ..models.attention_math import masked_scores, with_extra, with_sinks
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS, CONTRASTS

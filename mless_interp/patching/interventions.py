@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.heads import Head
 from ..core.shapes import Z
-from ..models.arithmetic import mix_values, pattern_of
+from ..models.attention_math import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionRule, Edit, Inputs, Recording
 from ..models.sites import Held, attention_sites, site

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.arguments import Arguments, checked, count_of, one_of, several_of
 from ..core.heads import Head
 from ..metrics.patterns import RowChoice, segment_mean
-from ..models.arithmetic import visibility
+from ..models.attention_math import visibility
 from ..models.base import Model
 from ..models.info import Inputs
 from ..prompts.conditions import CONDITIONS

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.arguments import Arguments
 from ..metrics.patterns import RowChoice, computed_once, uniform_pattern, widened, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
-from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
+from ..models.attention_math import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.info import AttentionRule, Inputs, Reducer
 from ..models.sites import Held, attention_sites, site

@@ -9,8 +9,8 @@ import torch
 from architectures_under_test import BUILDS, KEPT, described, random_model
 from conftest import needs_hooked_transformer, word_tokenizer
 
-from mless_interp.models.arithmetic import mix_values, pattern_of, visibility
-from mless_interp.models.decoder import HuggingFaceLayers, Positions, decoder_layers, decoder_of
+from mless_interp.models.architectures import HuggingFaceLayers, Positions, decoder_layers, decoder_of
+from mless_interp.models.attention_math import mix_values, pattern_of, visibility
 from mless_interp.models.hugging_face import hugging_face_info
 from mless_interp.models.info import Inputs, ModelError, Recording
 from mless_interp.models.replay import Layers, Stepper, stage

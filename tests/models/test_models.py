@@ -14,7 +14,7 @@ from models_under_test import hooked, loaded, pairs_for
 from safetensors.torch import save_file
 
 import mless_interp as mi
-from mless_interp.models.arithmetic import visibility
+from mless_interp.models.attention_math import visibility
 from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 import mless_interp as mi
 from mless_interp.models import traced_ops
-from mless_interp.models.arithmetic import fused
+from mless_interp.models.architectures import linear
+from mless_interp.models.attention_math import fused
 from mless_interp.models.checks import check_model
-from mless_interp.models.decoder import linear
 from mless_interp.models.info import Inputs, ModelError
 
 

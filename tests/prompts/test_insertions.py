@@ -14,7 +14,7 @@ from conftest import qwen2_tokenizer, word_tokenizer
 from small_results import certified
 from tokenizers_under_test import EACH_REAL, read_tokenizer, slash_pairs
 
-from mless_interp.models.arithmetic import visibility
+from mless_interp.models.attention_math import visibility
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mless_interp.metrics.patterns import uniform_pattern, with_sink_key
-from mless_interp.models.arithmetic import pattern_of
+from mless_interp.models.attention_math import pattern_of
 from mless_interp.models.info import AttentionRule
 from mless_interp.scores import streaming
 from mless_interp.scores.streaming import Block, pattern_blocks, recomputed_blocks, uniform_blocks

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from .arithmetic import fused, is_hooked, product
+from .attention_math import fused, is_hooked, product
 from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, ModelInfo
 from .traced_ops import Part, got, is_half, unembedded
 from .weights import brought
