@@ -74,7 +74,7 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 40) -> P
     value, _, label = draw.chosen_column(found, table, value)
     column = column_of(value, found.declared())
     drawn = (100 if column.role == "points" else 1) * with_limits(table, value)
-    names = table.loc[:, :value].select_dtypes(exclude="number").astype(str).reset_index(drop=True)
+    names = table.loc[:, :value].select_dtypes(exclude=["number", "boolean"]).astype(str).reset_index(drop=True)
     rows = names.assign(unit=table["unit"].to_numpy() if "unit" in table else "", size=abs(drawn[0]))
     rows["size"] /= rows.groupby("unit")["size"].transform("max")  # much in one unit is little in another
     rows["rank"] = rows.groupby(["unit", *names.columns[:-1]])["size"].rank(method="first", ascending=False)
