@@ -83,8 +83,7 @@ def needed() -> Any:
     return replace(found, values=found.values | {"edge_noise": 0 * found.values["edge_noise"]})
 
 
-MANY = pd.DataFrame({"model": "m", "treatment": [f"t{at}" for at in range(7)], "percent": np.linspace(5, 60, 7)})
-MANY = MANY.assign(low=NAN, high=NAN, n=9)
+MANY = pd.DataFrame({"treatment": [*"abcdefg"], "percent": np.linspace(5, 60, 7), "model": "m", "n": 9, "low": NAN})
 PICTURES: dict[str, Callable[[], Any]] = {
     name: lambda make=make: make().plot()  # type: ignore[misc]
     for name, make in small.RESULTS.items()
@@ -104,7 +103,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "head_map, large": lambda: views.head_map(large()),
     "forest, large": lambda: views.forest(large()),
     "path_graph, wide": lambda: views.path_graph(wide()),
-    "bars_of_models, many": lambda: views.bars_of_models(MANY, "printed"),
+    "bars_of_models, many": lambda: views.bars_of_models(MANY.assign(high=NAN), "printed"),
     "forest, a column": lambda: views.forest(small.patched(12), value="median", top=4),
     "forest, named": lambda: views.forest(small.located(), top=1),
     "forest, heads against the effect": lambda: views.forest(small.OTHERS["LocatedHeads, two against"]()),
@@ -113,6 +112,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "summary_plot, some of each head": lambda: views.summary_plot(small.read_apart(n=12), top=3),
     "summary_plot, some of each kind": lambda: views.summary_plot(small.written(), value="amount", top=7),
     "accuracy_bars, a long name": lambda: views.accuracy_bars(small.asked_twice()),
+    "summary_plot, of heads": lambda: views.summary_plot(small.located(), value="removed_median", top=3),
     "summary_plot, no effect": lambda: views.summary_plot(small.read_apart(n=3)),
     "profiles, aligned": lambda: views.profiles(two_profiles(), [SEEN], conditions=("inserted",), whole=False),
     "compare_profiles": lambda: views.compare_profiles(
