@@ -55,8 +55,9 @@ def transplant_span(
     partners = partners_of(prepared.bare, n_partners, seed=seed)
     before = {pair.base.ids[: pair.base.indices("question")[0]] for pair in prepared.bare}
     settings = {"n_partners": n_partners, "seed": seed, "n_prompts": len(before), **prepared.settings}
-    given = [[prepared.bare[k] for k in (at, *others)] for at, others in enumerate(partners)]
-    prompts = [[pair.fingerprint() for pair in each] for each in given]
+    dealt = [(at, *others) for at, others in enumerate(partners)]
+    given = [[prepared.bare[k] for k in each] for each in dealt]
+    prompts = [[prepared.pairs[k].fingerprint() for k in each] for each in dealt]  # with their answers' prefixes
     how: Arguments = {"label": "transplanting spans", "settings": settings, "prompts": prompts, "options": options}
     found = over_pairs(model, prepared.pairs, single(lambda at: _one(model, read, given[at])), **how)
     names = tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners)

@@ -13,12 +13,11 @@ from mless_interp.runtime.user_code import codes_of
 from mless_interp.scores.catalogue import METRICS
 
 WRITTEN = """
-import functools, numpy as np, torch
+import functools, numpy as np, torch, types
+own = types.ModuleType("own"); own.STEP, own.shift = torch.tensor([12.0]), lambda x: own.STEP * x + 13
 WORDS, LOG, SIZE = frozenset(("Sum", "Product", "Difference", "Largest")), [], 3
-def helper(x):
-    return scaled(x) if x in {"a", "b", "c", "d"} else SIZE * x
-def scaled(x):
-    return [helper(1) if each else 2.0 * x for each in x]
+def helper(x): return scaled(x) if x in {"a", "b", "c", "d"} else SIZE * x
+def scaled(x): return [helper(1) if each else 2.0 * x for each in x]
 def factory(table, by=1):
     def inner(x): return by * table[x] + 4
     return lambda x, *, to=5: inner(x) + to
@@ -28,8 +27,7 @@ class Edit:
     @staticmethod
     def turned(x): return x + 7
     def __init__(self): self.state = 8
-def value(x):
-    return LOG.append(x) or helper(x) + np.abs(x)
+def value(x): return LOG.append(x) or helper(x) + own.shift(np.abs(x))
 given = [value, factory(torch.arange(5000) + 9), functools.partial(helper, 10), Edit()]
 """
 
@@ -47,6 +45,8 @@ def codes(text: str) -> list[dict[str, str]]:
         ("[], 3", "[1], 3", ""),
         ("[], 3", "[], 4", "value partial"),
         ("2.0 * x", "2.5 * x", "value partial"),
+        ("12.0", "12.5", "value"),
+        ("+ 13", "+ 14", "value"),
         ("+ 4", "+ 5", "factory"),
         ("+ 9", "+ (torch.arange(5000) == 2000)", "factory"),
         ('factor = "mine", 6', 'factor = "mine", 7', "edit"),
