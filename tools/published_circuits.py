@@ -289,9 +289,11 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     if heads:
         try:
             curve = mi.circuit_curve(model, fresh[: 2 * N], heads, chosen_elsewhere=True, **options)
-            (cpr, worst), (cmd, other) = curve.cpr[:2], curve.cmd[:2]
-            backwards = "" if curve.n_tail else f" (reversed order {worst:.3f}, {other:.3f})"
-            lines.append(f"CPR {cpr:.3f}, CMD {cmd:.3f}{backwards}; ablation: {curve.settings['ablation']}.")
+            (cpr, worst), (cmd, other), alone = curve.cpr[:2], curve.cmd[:2], 100 * curve.alone
+            told = f"CPR {cpr:.3f}, CMD {cmd:.3f} (reversed order {worst:.3f}, {other:.3f})"
+            if curve.n_tail:
+                told = f"Alone they restore {alone[0]:.1f} % (random heads {alone[2:].mean():.1f} %)"
+            lines.append(f"{told}; ablation: {curve.settings['ablation']}.")
         except ValueError as error:
             lines.append(f"No curve: {error}")
     return "\n\n".join(line for line in lines if line)
@@ -519,9 +521,9 @@ INTRO = """# Published circuits
 Circuits that others published for their models, and this toolkit's findings.
 `python tools/published_circuits.py FOLDER` writes this page from a folder of these models, which are not part of the
 project. One run: mless_interp {version}, TransformerLens {library}, float32, seed 0. Counts are problems in which a head or
-an edge does more than the smallest effect; shares are of the total effect, with 95 % limits. CPR and CMD: [circuit
-curves](methods.md#7-outcomes-and-attribution) on fresh problems (1 and 0: the named heads restore all of the effect),
-other heads last, by layer. Fresh problems confirm all named heads unless a line says otherwise.
+an edge does more than the smallest effect; shares are of the total effect, with 95 % limits. "Alone": [circuit
+curves](methods.md#7-outcomes-and-attribution) on fresh problems. Fresh problems confirm all named heads unless a line says
+otherwise.
 """
 
 

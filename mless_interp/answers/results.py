@@ -83,7 +83,9 @@ class Comparison(Result):
         does = "raises" if len(self.gained) > len(self.lost) else "lowers"
         said = f"{self.second!r} {does} right answers" if self.sure else f"No change is shown for {self.second!r}"
         over = f" after Holm over {self.n_tests} comparisons" * (self.n_tests > 1)
-        counts = "{} gained, {} lost of" if "McNemar" in self.test else "more in {}, fewer in {} of"
+        counts = "{} gained, {} lost of"
+        if "McNemar" not in self.test:  # the mean may go the other way
+            said, counts = f"{said}{' in most problems that change' * self.sure}", "more in {}, fewer in {} of"
         return (
             f"{said}: {100 * self.accuracy_second:.1f} % against {100 * self.accuracy_first:.1f} % under {self.first!r} "
             f"({self._points}, {counts.format(len(self.gained), len(self.lost))} "
@@ -286,24 +288,19 @@ class AccuracyResults(Result):
         """
         graded = self._graded(grader)
         a, b = (graded[:, place_of(name, self.treatments, "treatment")] for name in (first, second))
-        return self.compare_shares(a, b, (first, second), grader=grader)
-
-    def compare_shares(
-        self, first: np.ndarray, second: np.ndarray, names: tuple[str, str], *, grader: str = "strict"
-    ) -> Comparison:
-        """Compare any answers to these problems `[problem, sample]`, 1 (right) to 0 (wrong)."""
-        a, b = self.by_group(np.stack([statistics.defined_mean(graded, axis=1) for graded in (first, second)], 1)).T
+        a, b = self.by_group(np.stack([statistics.defined_mean(each, axis=1) for each in (a, b)], 1)).T
         n, change = len(a), b - a
         known = np.array([*dict.fromkeys(self.groups or self.problem_ids)], dtype=object)
         gained, lost = known[change > ROUNDING], known[change < -ROUNDING]
-        single = first.shape[1] == 1 and not self.groups
+        single = graded.shape[-1] == 1 and not self.groups
         p = statistics.mcnemar(len(lost), len(gained))
         if single:
             difference = statistics.paired_difference(len(lost), len(gained), n, confidence=self.confidence)
         else:
             difference = _difference(change, p, seed=self.seed, confidence=self.confidence)
         return Comparison(
-            *names,
+            first,
+            second,
             grader=grader,
             accuracy_first=float(a.mean()),
             accuracy_second=float(b.mean()),

@@ -95,17 +95,23 @@ class RunsCompared(Result):
 
     def rest(self) -> str:
         of_runs = {name: [str(found.settings.get(name)) for found in self.results.values()] for name in TOLD}
+        made = [found.settings.get("treatments", {}) for found in self.results.values()]
+        for name in sorted(set.intersection(*map(set, made))):
+            inserted = [each[name]["insertion"] or {} for each in made]
+            of_runs |= {f"{key} of {name!r}": [repr(each.get(key)) for each in inserted] for key in inserted[0]}
         told = [f"{name} ({', '.join(each)})" for name, each in of_runs.items() if len(set(each)) > 1]
         return f"The runs differ in {listed(told)}." * bool(told)
 
     def caveats(self) -> list[str]:
-        return [f"{run}: {each}" for run, found in self.results.items() for each in found.caveats()[:1]]
-
-    def details(self) -> list[str]:
         ids = [set(found.problem_ids) for found in self.results.values()]
         common, every = set.intersection(*ids), set.union(*ids)
         some = [f"The runs share {len(common)} of {len(every)} problems (by id)."] if common != every else []
-        return [*some, "Each run is judged by its own problems; no test is made between runs."]
+        if not some and len({str(found.settings.get("problems")) for found in self.results.values()}) > 1:
+            some = ["The runs' problems differ, though their ids are the same."]
+        return [*some, *(f"{run}: {each}" for run, found in self.results.items() for each in found.caveats()[:1])]
+
+    def details(self) -> list[str]:
+        return ["Each run is judged by its own problems; no test is made between runs."]
 
 
 @checked

@@ -392,7 +392,8 @@ def circuit_curve(
     ----------
     contrast : "content"; "computed", the heads then let the span's rows see the question; "replaced", they write what they do
         in the run under study, all others what they do in the clean one.
-    ranking : best head first; heads that it leaves out follow in order of layer and head.
+    ranking : best head first; heads that it leaves out follow in order of layer and head. Of such a ranking CPR and CMD depend
+        on what follows: what counts is the share that the given heads restore alone.
     chosen_elsewhere : the ranking was made without these problems; only then is it tested against the random orders.
 
     Source: MIB, Mueller et al. 2025 (2504.13151) | differs in: attention to the span is what a circuit has or lacks.
@@ -403,7 +404,7 @@ def circuit_curve(
     given = info.chosen(ranking, what="rank")
     order = (*given, *(head for head in info.heads if head not in set(given)))
     n = len(order)
-    sizes = np.array(sorted({0, n, *(int(part * n + 1e-9) for part in FRACTIONS)}))  # 0.3 * 10 is 3, not 2
+    sizes = np.array(sorted({0, len(given), n, *(int(part * n + 1e-9) for part in FRACTIONS)}))  # 0.3 * 10 is 3, not 2
     orders = {"ranking": order, "reversed": order[::-1]}
     orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
     sets = [(), order, *(heads[:k] for heads in orders.values() for k in sizes[1:-1])]
@@ -491,12 +492,19 @@ class CircuitCurve(Measured):
         return circuit_distance(torch.tensor(self.fractions), torch.tensor(self.faithfulness)).numpy()
 
     @property
+    def alone(self) -> np.ndarray:
+        """Share of the effect that the given heads restore alone, `[order]`: as many of each order, of the same layers."""
+        return self.faithfulness[:, int(np.flatnonzero(self.sizes == len(self.ranking) - self.n_tail)[0])]
+
+    @property
     def p_random(self) -> float:
-        """Share of orders, random or its own, with a CMD as low as the ranking's; NaN without any, or where made here."""
-        random = self.cmd[2:]
-        if not self.chosen_elsewhere or not len(random) or np.isnan(self.cmd[0]):
+        """Share of orders, random or its own, with a CMD as low as the ranking's (of a partial one: whose first heads come as
+        near to the whole effect as the given ones alone); NaN without any, or where the ranking was made here."""
+        far = np.abs(1 - self.alone) if self.n_tail else self.cmd
+        own, random = far[0], far[2:]
+        if not self.chosen_elsewhere or not len(random) or np.isnan(own):
             return float("nan")
-        return float((1 + (random <= self.cmd[0] + 1e-12).sum()) / (1 + len(random)))
+        return float((1 + (random <= own + 1e-12).sum()) / (1 + len(random)))
 
     def table(self) -> pd.DataFrame:
         """Return one row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
@@ -514,24 +522,36 @@ class CircuitCurve(Measured):
         whole = self.whole.headline(self.settings.get("insertion"), self.settings.get("outcome"), self.unit)
         if np.isnan(self.faithfulness).all():
             return f"{whole}, and its mean is not told from 0, so there is no curve to draw."
+        if self.n_tail:
+            heads = count_of(len(self.ranking) - self.n_tail, "given head restores", "given heads restore")
+            return f"{whole}; the {heads} {100 * self.alone[0]:.1f} % of it alone."
         at = int(np.argmax(self.faithfulness[0] >= 0.5))
         first, last = self.sizes[at - 1] + 1, self.sizes[at]
         size = last if first >= last else f"{first} to {last}"
         of = f"{size} of {count_of(len(self.ranking), 'head')}"
-        backwards = "" if self.n_tail else f", reversed {self.cpr[1]:.2f}"
-        return f"{whole}; half of it returns with the first {of} (CPR {self.cpr[0]:.2f}{backwards})."
+        cpr = "CPR {:.2f}, reversed {:.2f}".format(*self.cpr[:2])
+        return f"{whole}; half of it returns with the first {of} ({cpr})."
 
     def rest(self) -> str:
         given = f"Given and ranked: {count_of(len(self.ranking) - self.n_tail, 'head')}"
-        return f"{given}; the other {self.n_tail} follow by layer, also in CPR and CMD." if self.n_tail else ""
+        return f"{given}; the other {self.n_tail} follow by layer." if self.n_tail else ""
 
     def printed(self) -> pd.DataFrame:
-        return super().printed().drop(columns=["reversed"] * bool(self.n_tail))
+        return super().printed().drop(columns=["reversed"] * bool(self.n_tail), errors="ignore")
 
     def details(self) -> list[str]:
         words, cpr, cmd, n = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd, len(self.orders) - 2
         if n and not np.isnan(cmd[0]):
-            p = CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
-            random = f"CPR {cpr[2:].mean():.3f}, CMD {cmd[2:].mean():.3f} on average"
-            words.append(f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; {n} random orders with the same layers: {random}; {p}.")
+            p = (
+                CHOSEN_HERE
+                if np.isnan(self.p_random)
+                else f"p = {self.p_random:.3f}{' for the CMD' * (not self.n_tail)}"
+            )
+            own, others = (
+                f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}",
+                f"CPR {cpr[2:].mean():.3f}, CMD {cmd[2:].mean():.3f} on average",
+            )
+            if self.n_tail:
+                own, others = f"Restored alone {self.alone[0]:.3f}", f"{self.alone[2:].mean():.3f} on average"
+            words.append(f"{own}; {n} random orders with the same layers: {others}; {p}.")
         return words

@@ -118,12 +118,17 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
     if reference is not None:
         difference = apart(logits, reference).error
         _must(difference, allowed, "its logits differ from the plain Hugging Face forward pass")
-    if info.attention == "eager":
+    eager, masked = info.attention == "eager", not (model.remote and model.windows_by_index)
+    if eager:
         row_error = _row_error(model, tokens)
         _must(row_error, max(tolerance, 1e-5), "the rows of its attention pattern do not sum to 1 and are off")
-        what = "an edit of its attention pattern is not obeyed: with every token looking at itself alone, head outputs differ"
-        _must(_edited_pattern(model, tokens), tolerance, f"{what} from their own values, as a share of the largest,")
-    if not (model.remote and model.windows_by_index):
+    if eager or masked:
+        broken = (
+            "an edit of its attention pattern is not obeyed" if eager else "what it mixes is not its heads' outputs"
+        )
+        what = f"{broken}: with every token looking at itself alone, head outputs differ from their own values"
+        _must(_looking_at_themselves(model, tokens), tolerance, f"{what}, as a share of the largest,")
+    if masked:
         gap, sees_later = _gap_difference(model, tokens, logits)
         _must(sees_later, allowed, "a plain run and one with an explicit causal mask differ before anything is hidden")
         _must(gap, allowed, "the gap condition differs from the masked one on shared tokens")
@@ -178,12 +183,15 @@ def _row_error(model: Model, tokens: Tensor) -> float:
     return max(errors)
 
 
-def _edited_pattern(model: Model, tokens: Tensor) -> float:
-    """Let every token look at itself: largest |z - v| as a share of a layer's largest |v|."""
+def _looking_at_themselves(model: Model, tokens: Tensor) -> float:
+    """Let every token see itself alone, by pattern or (under a fused kernel) by mask: largest |z - v| as a share of a layer's
+    largest |v|."""
     names = [attention_sites(layer, "z", "v") for layer in range(model.info.n_layers)]
+    mask = torch.eye(tokens.shape[1], dtype=torch.bool).expand(1, model.info.n_heads, -1, -1)
     edits = {site(layer, "attn.hook_pattern"): look_at_self for layer in range(model.info.n_layers)}
+    how = (Inputs(tokens), edits) if model.info.attention == "eager" else (Inputs(tokens, None, mask), {})
     capture, found = dict.fromkeys(name for of in names for name in of), []
-    seen = model.run(tokens, edits=edits, capture=capture, logits_at="none").captured
+    seen = model.run(how[0], edits=how[1], capture=capture, logits_at="none").captured
     for of in names:
         z, v = (seen[name][0] for name in of)
         found.append(apart(z, values_of_heads(v, model.info.n_heads).transpose(0, 1), scale=size(v)))

@@ -102,6 +102,7 @@ def _not_taken(hf_model: Foreign, config: Foreign) -> str | None:
         f"has no {lacks} in its config, so its layers are not all attention over positions": lacks,
         "is an encoder (is_decoder=False), whose tokens see later ones": encoder,
         "has layers whose heads differ in number or width": said("is_heterogeneous") or len(widths) > 1,
+        "has layers of several widths (intermediate_size is a list)": isinstance(said("intermediate_size"), list),
         "clips its queries, keys and values (clip_qkv)": clips,
         f"embeds its tokens in {narrow} dimensions, other than those of its stream": narrow != said("hidden_size"),
         f"has layers of {strange}, neither full attention nor a sliding window": strange,

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -144,12 +143,14 @@ def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Mode
                 raise
     try:
         return finished(bridge_from(hf_model, tokenizer, name=label))
-    except ModelError:
-        if backend == "auto":
-            del hf_model  # a bridge has rebuilt it
-            with suppress(ModelError):  # the first reason is the one to say
-                return _loaded(name, loading, "nnsight")
-        raise
+    except ModelError as error:
+        if backend != "auto":
+            raise
+        del hf_model  # a bridge has rebuilt it
+        try:
+            return _loaded(name, loading, "nnsight")
+        except ModelError as other:
+            raise ModelError(f"no backend takes {label!r}. {first_line(error)}. {first_line(other)}") from error
 
 
 @checked

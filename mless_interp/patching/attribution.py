@@ -254,8 +254,7 @@ class HeadAttribution(Measured):
         told = f"{edits.capitalize()} estimated by {method} rank {first} first {of}"
         if n:
             told = f"Exact {edits} of the best {n} {of} by {method} rank {first} first"
-        does = f"{'raises' if mean > 0 else 'lowers'} the outcome by {abs(mean):.4f} {self.unit}"
-        return f"{told}; the insertion {does} (mean over {self.counted})."
+        return f"{told}; effect of the insertion {mean:+.4f} {self.unit} (mean over {self.counted}, not tested)."
 
     def details(self) -> list[str]:
         size, found = np.abs(self.inserted - self.masked).max(), []

@@ -214,10 +214,13 @@ class DoseResponse(Measured):
 
     def headline(self) -> str:
         total, slope, outcome = self.effects(together=True), self.mean_slope("inserted"), self.settings.get("outcome")
-        most = int(np.nanargmax(np.abs(total.estimate)))
+        size, shown = np.abs(total.estimate), total.low * total.high > 0
+        most = int(np.nanargmax(np.where(shown, size, 0) if shown.any() else size))
         moved, low, high = (float(each[most]) for each in (total.estimate, total.low, total.high))
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
-        if not low * high > 0:
+        if size[most] < np.nanmax(size):
+            said += f" of the {shown.sum()} numbers that are shown to change it"
+        if not shown.any():
             said = f"No number of inserted tokens is shown to change {outcome}; the largest change is at {self.doses[most]}"
         together = f"its interval for all {len(self.doses)} doses at once, {self.counted}"
         if np.isnan([low, high]).any():

@@ -64,6 +64,10 @@ class Insertion:
         check_count(self.times, name="times")
         if kind.unit in ("unit", "word", "key", "text", "token_ids") and not (self.unit or self.token_ids):
             raise ValueError(f"{self.kind} needs the {kind.unit} to insert, which is empty")
+        if self.kind == "whitespace" and not self.unit.isspace():
+            raise ValueError(
+                f"white space is blanks and line ends (in a shell: $'\\n'), got {self.unit!r}; other units: meaningless"
+            )
         if min(self.token_ids, default=0) < 0:
             raise ValueError(f"token ids are whole numbers from 0, got {min(self.token_ids)}")
         if not self._spots:
@@ -269,6 +273,12 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
         raise ValueError(f"cannot read {text!r}: give whole numbers such as 128002,128003") from None
 
 
+def _times(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(f"expected how many times the question is repeated, such as 2, got {text!r}")
+    return int(text)
+
+
 @lru_cache(maxsize=8)
 def _encodable_words(tokenizer: Tokenizer) -> dict[int, list[tuple[int, ...]]]:
     """Map each token count to the encodings of all common words of that many tokens that this tokenizer knows."""
@@ -432,9 +442,7 @@ KINDS: dict[str, Kind] = {
     "meaningful": Kind("Mful", _repeated, "word"),
     "random_sentence": Kind("random words", _random_sentence, drawn=True),
     "other_questions": Kind("other questions", _other_questions, drawn=True),
-    "repeat_question": Kind(
-        "question again", _own_text, "times", lambda text: _whole_numbers(text)[0], counted=False, own_length=True
-    ),
+    "repeat_question": Kind("question again", _own_text, "times", _times, counted=False, own_length=True),
     "from_key": Kind("its own", _own_text, "key", counted=False, own_length=True),
     "counting": Kind("counting", _counting),
     "whitespace": Kind("whitespace", _repeated, "unit"),

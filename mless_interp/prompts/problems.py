@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -127,7 +128,11 @@ def load_problems(source: object = "demo", *, limit: int | None = None) -> tuple
         raise FileNotFoundError(f'no problem file at {str(path)!r}{meant}; give a .jsonl file, "demo" or "math500"')
     ids: set[str] = set()
 
+    odd: dict[str, str] = {}
+
     def problem(record: dict[str, Any]) -> Problem:
+        keys = set(KEYS.values())
+        odd.update({key: nearest(key, keys - {*record}) for key in record.keys() - odd.keys() - keys})
         made = Problem.from_dict(record)
         if made.id in ids:
             raise ValueError(f"id {made.id!r} was already used")
@@ -137,6 +142,8 @@ def load_problems(source: object = "demo", *, limit: int | None = None) -> tuple
     problems = Several(islice(of_lines(path, problem), limit))
     if not problems:
         raise ValueError(f"{path.name} holds no problems")
+    if told := ", ".join(f"{key!r}{near}" for key, near in sorted(odd.items()) if near):
+        warnings.warn(f"{path.name}: taken for keys of your own: {told}", stacklevel=3)
     return problems
 
 

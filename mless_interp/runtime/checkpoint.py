@@ -15,7 +15,9 @@ from ..core.arguments import listed
 from .folders import Lock
 from .workers import Shard, parts_of
 
-WAYS_ON = "use the old settings, another checkpoint (--out), or delete this file"
+WAYS_ON = (
+    "use the old settings, another checkpoint (--out), or delete this file (a stopped command's: its whole folder)"
+)
 
 
 class CheckpointError(ValueError):

@@ -19,9 +19,9 @@ CONSTANTS = (
 def codes_of(*given: Any) -> dict[str, str]:
     """Return a digest of the code of each metric, outcome or edit that a user wrote, by its name; nothing of the toolkit's own.
 
-    Told are its functions and classes, their defaults, what they enclose, and the functions, constants and tensors that they name,
-    also those of the user's other modules; libraries' by name alone. Lists, dicts and objects of a module are left out, because
-    runs may change them.
+    Told are its functions and classes, their defaults, what they enclose, and the functions, constants and tensors of their
+    own modules that they name, libraries' by name alone. Lists, dicts and objects of modules are left out: runs may change
+    them.
     """
     found: dict[str, str] = {}
     for each in given:

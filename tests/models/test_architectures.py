@@ -156,6 +156,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "BitNet": (KV, "norms the outputs of all heads together"),
     "MiniCPM3": (LATENT_SHAPE, "of a latent vector by MiniCPM3Attention"),
     "Doge": (KV, "failed its check"),
+    "DiffLlama": (KV, "what it mixes is not its heads' outputs"),
     "Gemma4Text": ({**KV, "head_dim": 8}, "has layers whose heads differ in number or width"),
     "OPT": ({"ffn_dim": 32, "word_embed_proj_dim": 16}, "embeds its tokens in 16 dimensions, .*it is not taken"),
 }
@@ -168,14 +169,13 @@ def test_attention_of_another_form_is_refused_with_what_it_is(kind: str, tmp_pat
     options, why = REFUSED[kind]
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
     sizes = {name: size for name, size in sizes.items() if kind not in ("Mamba", "Bloom") or name == "hidden_size"}
-    ids = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
-    config = getattr(transformers, f"{kind}Config")(vocab_size=len(word_tokenizer()), **ids, **sizes, **options)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    if kind == "Doge":  # nothing that is known of it says so
-        model.save_pretrained(tmp_path)
-        word_tokenizer().save_pretrained(tmp_path)
+    sizes |= {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "vocab_size": len(word_tokenizer())}
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**sizes, **options))
+    kernel = {"Doge": "eager", "DiffLlama": "sdpa"}.get(kind)  # nothing that is known of these says so
+    for part in (model, word_tokenizer()) if kernel else ():
+        part.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=why):
-        load_model(tmp_path, backend="nnsight") if kind == "Doge" else hugging_face_info(model)
+        load_model(tmp_path, backend="nnsight", attn_implementation=kernel) if kernel else hugging_face_info(model)
 
 
 def test_an_opt_that_norms_after_is_refused_with_what_is_not_known_of_it() -> None:

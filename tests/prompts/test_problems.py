@@ -37,6 +37,8 @@ def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
     path = write(record(**keys, level=5, group=7, other="kept"))
     made = Problem("id-1", "What is 1?", "1", **keys, level="5", group="7", extra={"other": "kept"})
     assert load_problems(path) == (made,) and repr(load_problems(path)) == "<1 x Problem: id-1>"
+    with pytest.warns(UserWarning, match=r"p.jsonl: taken for keys of your own: 'sytem' \(did you mean system\?\)$"):
+        load_problems(write(record(sytem="Y", level="5", levels="A")))
 
 
 def test_blank_lines_line_ends_of_windows_and_byte_order_marks_are_read(write: Write) -> None:
@@ -93,8 +95,7 @@ def test_math500_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_limit_reads_no_further_than_it_has_to(write: Write) -> None:
-    path = write(*(record(i) for i in range(3)), "\xff", encoding="latin-1")
-    assert len(load_problems(path, limit=3)) == 3
+    assert len(load_problems(write(*(record(i) for i in range(3)), "\xff", encoding="latin-1"), limit=3)) == 3
 
 
 def test_the_data_sets_hold_no_variants(math500_path: Path) -> None:
