@@ -2,9 +2,10 @@ r"""Whether two answers are equal: by their text in one spelling, by their numbe
 
 What counts as the same answer:
 
-- Fractions, decimals, mixed numbers, repeating decimals, `a \times 10^b` and numbers with thousands separators are compared
-  exactly: 0.15 is 3/20 and is not 0.1500001; 0.333 is not 1/3. `7 7` is no number, and `1, 234` is a list of two.
-- Degree, percent and currency signs do not count: 90 is 90 degrees, 50 % is 50 (and is not 0.5).
+- Fractions, decimals, mixed numbers, repeating decimals, `a \times 10^b`, `1.5e3` and numbers with thousands separators are
+  compared exactly: 0.15 is 3/20 and is not 0.1500001; 0.333 is not 1/3. `7 7` is no number, and `1, 234` is a list of two.
+- Two numbers with a slash are their fraction, whatever follows: 3/2 x is 1.5 x. (a/2b is a/(2b).) y' and A^T are not y and A.
+- Degree, percent and currency signs do not count: 90 is 90 degrees, 50 % is 50 (and is not 0.5). But \$5 is not 5 cents.
 - A unit may be left out; two different units differ (5 cm is not 5 m, 5 cents are not 5 dollars). Words of scale are part of
   the number: 2 million is 2000000, and 3 halves are not 3. Numbers with a base need it: 52_8 is not 52.
 - Points and tuples are in order and need their brackets, intervals their kinds of brackets: (1, 2] is not (1, 2), nor 1, 2.
@@ -16,7 +17,7 @@ What counts as the same answer:
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -34,7 +35,8 @@ _SIGNS = str.maketrans(
     {
         "−": "-", "–": "-", "×": r"\cdot ", "⋅": r"\cdot ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ",
         "≥": r"\geq ", "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"\degree ",
-        "£": "", "€": "", "½": r"\frac{1}{2}", "²": "^2", "³": "^3", NEW_ROW: " ", UNIT: " ",
+        "£": "", "€": "", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}", "²": "^2", "³": "^3", "⁴": "^4", "\u200b": "", NEW_ROW: " ", UNIT: " ",
     }
 )  # fmt: skip
 _TEXT = r"\\(?:text|mbox|hbox|textbf|textit|textrm|textnormal|mathrm)\s*\{([^{}]*?)\.?\s*\}"
@@ -54,7 +56,9 @@ _RULES = (
     (rf"^\s*\\?[a-zA-Z]\s*\\in{_END}", ""),
     (r"\+\s*(?=\\infty)", ""),
     # one name for each thing
-    (r"\\(?:mathbf|mathit|boldsymbol|bm|operatorname)\s*\*?\s*\{([^{}]*)\}", r"\1"),
+    (r"\\(?:mathbf|mathit|boldsymbol|bm|operatorname|mathrm(?=\{[ie]\}))\s*\*?\s*\{([^{}]*)\}", r"\1"),
+    (r"\\not\s*=", r"\\neq "),
+    (r"\\\}\s*\\cup\s*\\\{", ","),
     (rf"\\[dtc]frac{_END}", r"\\frac"),
     (rf"\\times{_END}", r"\\cdot "),
     (rf"\\(le|ge|ne)(?:q?slant)?{_END}", r"\\\1q"),
@@ -89,6 +93,13 @@ _UNIT_NAMES = {
     "cm": "centimeter", "km": "kilometer", "kg": "kilogram", "hr": "hour", "min": "minute", "sec": "second", "lb": "pound",
     "mph": "mileperhour", "oz": "ounce", "sq": "square", "cu": "cubic", "am": "am", "pm": "pm", "usd": "dollar",
 }  # fmt: skip
+_MISREAD: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"(?<![\d./])([\d.]+)((?:/[\d.]+)+)(?![\d.^_!])", lambda at: rf"\frac{{{at[1]}}}{{{at[2][1:].replace('/', '*')}}}"),
+    (r"\d*\.\d+", lambda at: r"\frac{{{}}}{{{}}}".format(*Fraction("0" + at[0]).as_integer_ratio())),
+    (r"([a-zA-Z])(?:_\{(\w+)\})?('+)", lambda at: f"{at[1]}_{{{at[2] or ''}{'prime' * len(at[3])}}}"),
+    (r"\^(?:T|\{T\})", "^{t}"),
+)  # fmt: skip
+"""What math-verify would take for 1/(2x), round, or leave out (primes, `^T`), in a spelling that it reads rightly."""
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Words that are part of the number, as powers of ten."""
 _CHANGES = re.compile(  # the number before these words, so they are no unit; `;` is "and" or "or"
@@ -122,6 +133,8 @@ def compare(answer: str, gold: str) -> Equality:
     answer, gold = answer.strip(), gold.strip()
     if max(len(answer), len(gold)) > LONGEST:
         return Equality(answer == gold, "text")
+    if {(r"\$" in x, bool(re.search(r"\bcents?\b", x))) for x in (answer, gold)} == {(True, False), (False, True)}:
+        return Equality(False, "text")
     try:
         return _compare(plain(answer), plain(gold))
     except GaveUp:  # what cannot be decided in part is not decided
@@ -171,6 +184,7 @@ def number(text: str) -> Fraction | None:
         sign, whole, once, again = found.groups()
         nines = (10 ** len(again) - 1) * 10 ** len(once)
         return Fraction(f"{sign}1") * Fraction(int(whole + once + again) - int(f"0{whole}{once}"), nines)
+    text = re.sub(r"^([+-]?[\d.]+)[eE]([+-]?\d{1,3})$", r"\1\\cdot10^{\2}", text)
     text = re.sub(r"(?<![^\s+-])([\d.,]+)/([+-]?[\d.,]+)$", r"\\frac{\1}{\2}", text)
     if found := _FRACTION.fullmatch(text):
         above, below = number(found[3]), number(found[4])
@@ -255,6 +269,8 @@ def _compare(answer: str, gold: str, depth: int = 0) -> Equality:
     if unit or gold_unit:
         clock = unit + gold_unit in ("am", "pm") and (":" in answer) != (":" in gold)  # 5:30 pm is no ratio
         agree = not clock and (not unit or not gold_unit or unit == gold_unit)
+        if len({re.sub(r"\^\{(\d)\}$", r"\1", each) for each in (answer + unit, gold + gold_unit)}) == 1:
+            return Equality(True, "text")  # 10 m^2, whose m could be a number
         return _compare(answer, gold, depth + 1) if agree else Equality(False, "text")
     own, wanted = (split(each, ":") for each in (answer, gold))
     if {len(own), len(wanted)} == {1, 2}:
@@ -290,14 +306,12 @@ def _is_relation(text: str) -> bool:
 
 
 def _by_math_verify(answer: str, gold: str) -> Equality:
-    """Ask math-verify, decimals as fractions, which are exact; but not what it would misread (`7 8`, `52_8`)."""
-    both = [re.sub(r"\d*\.\d+", _as_fraction, text) for text in (answer, gold)]
-    unread = any(re.search(r"\d \d|\d_|[^ -~]", text) or text.count("{") != text.count("}") for text in both)
+    """Ask math-verify; but not what it would misread in any spelling (`7 8`, `52_8`, and `1<2`, as true as `3<4`)."""
+    misread = r"\d \d|\d_|[^ -~]|^[^a-zA-Z]*[<>][^a-zA-Z]*$"
+    unread = any(re.search(misread, text) or text.count("{") != text.count("}") for text in (answer, gold))
     if unread or ("=" in answer) != ("=" in gold):
         return Equality(False, "text")
-    equal = asked(*both) or (_is_relation(gold) != _is_relation(answer) and asked(*reversed(both)))
+    for old, new in _MISREAD:
+        answer, gold = re.sub(old, new, answer), re.sub(old, new, gold)
+    equal = asked(answer, gold) or (_is_relation(gold) != _is_relation(answer) and asked(gold, answer))
     return Equality(equal, "math-verify")
-
-
-def _as_fraction(found: re.Match[str]) -> str:
-    return r"\frac{{{}}}{{{}}}".format(*Fraction("0" + found[0]).as_integer_ratio())

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,7 +75,7 @@ class Problem:
         if missing := [key for key in REQUIRED_KEYS if record.get(key) is None]:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
         reserved = {*KEYS, *KEYS.values()}
-        texts = {key: str(each) if _is_number(each) else each for key, each in record.items()}
+        texts = {key: f"{Decimal(str(each)):f}" if _is_number(each) else each for key, each in record.items()}
         extra = {key: text for key, text in texts.items() if isinstance(text, str) and key not in reserved}
         given: Arguments = {
             name: (texts if name in ("id", "answer", "distractor", "level", "group") else record).get(key)
