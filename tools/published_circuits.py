@@ -519,11 +519,10 @@ def table(head: str, rows: Sequence[Sequence[Any]]) -> str:
 INTRO = """# Published circuits
 
 Circuits that others published for their models, and this toolkit's findings.
-`python tools/published_circuits.py FOLDER` writes this page from a folder of these models, which are not part of the
-project. One run: mless_interp {version}, TransformerLens {library}, float32, seed 0. Counts are problems in which a head or
-an edge does more than the smallest effect; shares are of the total effect, with 95 % limits. "Alone": [circuit
-curves](methods.md#7-outcomes-and-attribution) on fresh problems. Fresh problems confirm all named heads unless a line says
-otherwise.
+`python tools/published_circuits.py FOLDER` writes this page from a folder of these models. One run: mless_interp {version},
+TransformerLens {library}, float32, seed 0. Counts are problems where a head or an edge does more than the smallest effect;
+shares are of the total effect, with 95 % limits. "Alone": [circuit curves](methods.md#7-outcomes-and-attribution) on fresh
+problems. These confirm all named heads unless a line says otherwise.
 """
 
 
