@@ -289,7 +289,7 @@ class Asking(Loading, Saving):
         """Return the problems that were asked for; say where there are fewer."""
         found = self.first(self.limit)
         if len(found) < self.limit:
-            sys.stderr.write(f"--limit {self.limit}: there are {len(found)} problems, all are taken.\n")
+            sys.stderr.write(f"Problems: {len(found)}, fewer than the limit ({self.limit}).\n")
         return found
 
     def in_parts(self, **counts: int) -> list[tuple[Problem, ...]]:

@@ -68,7 +68,7 @@ def present(kept: Kept) -> Presented:
         files["collapse.png"] = views.head_map(found, value="collapse_relative")
     question = f"How much attention does each token receive, conditions {', '.join(found.conditions)}?"
     page = kept.page("What attention heads do with inserted tokens", question, found)
-    caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
+    caption = "Attention received per token; bands: 95 % intervals, grey: uniform attention, shaded: inserted tokens."
     view = "Attention of the largest heads"
     return Presented(files, lambda: kept.view(page.result(found, pictures={caption: picture}), heading=view))
 

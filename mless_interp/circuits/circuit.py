@@ -97,7 +97,7 @@ class Circuit(Result):
             why = "" if self.located is None else f"{self.located.headline()[:-1]}; "
             return f"{why}no head, no circuit: nothing was measured."
         part, alone = self.edges or self.direct, self.sufficient
-        both_ways = bool(self.edges and alone and alone.established)
+        both_ways = bool(self.edges and alone and alone.established and not alone.n_needed)
         removed = "removed, " * both_ways
         told = f": {removed}{part.claim().replace(' of it', ' of the effect')}" if part is not None else ""
         ends = {end for edge in (self.edges.found if self.edges else ()) for end in (edge.sender, edge.receiver)}

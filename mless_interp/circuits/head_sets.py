@@ -288,8 +288,8 @@ class MinimalSets(Measured):
         """Return a row per set: the share reached on either half, k of n fresh problems, p; NaN where there is no such set."""
         rows, (here, there) = [], self.wholes
         for each, p in zip(self.both, self.p, strict=True):
-            test, reached = self.test(each), interval_columns("share", here.share(each.effects))
-            reached |= interval_columns("fresh_share", there.share(each.fresh))
+            test, reached = self.test(each), interval_columns("fresh_share", there.share(each.fresh))
+            reached |= interval_columns("share", here.share(each.effects))
             row = {"side": each.side, "heads": named(each.heads), "n_heads": len(each.heads)}
             row |= {name: float(shares[0]) if each.heads else np.nan for name, shares in reached.items()}
             row |= {"k": int(test.count[0, 0]), "n": int(test.n[0]), "p_corrected": float(p)}

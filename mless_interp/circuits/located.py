@@ -17,7 +17,7 @@ from ..patching.prepared import Measured
 from ..patching.sweep import PatchScores
 from ..runtime import base_result as results
 from ..runtime.base_result import Quantity, Result, Shown, ShownTable, counted
-from ..runtime.columns import Column, columns_of
+from ..runtime.columns import Column, columns_of, says
 from ..statistics import SENSES, holm
 from . import judge as rules
 from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
@@ -36,6 +36,11 @@ def strata_in_words(found: Sequence[InStratum], head: Head) -> str:
     """Name the strata in which a head passes, "against" behind those in which it acts against the effect: a; b, against."""
     told = (strata_of([each for each in found if each.sense == sense], head) for sense in SENSES)
     return "; ".join(", ".join(names) + end for names, end in zip(told, ("", ", against"), strict=True) if names)
+
+
+def _reported(names: str) -> property:
+    """Return a property: columns with these names, medians where shares are undefined."""
+    return property(lambda self: tuple(names.replace("_share", "_share" if self.established else "_median").split()))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,7 +115,9 @@ class Verdicts(Measured):
 
     @property
     def _counted(self) -> str:
-        return f"counts: problems with more than the smallest effect, {self.judged.effect.delta_words(self.unit)}"
+        effect, medians = self.judged.effect, "" if self.established else f"; medians in {self.unit}"
+        told = "none is tested against" if np.isnan(effect.delta) else "counts: problems with more than"
+        return f"{told} the smallest effect, {effect.delta_words(self.unit)}{medians}"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per measure (`judge.MEASURES`), problem and head; below 0 lowers the outcome."""
@@ -155,9 +162,9 @@ class Confirmation(Verdicts):
     direction: float = field(kw_only=True)
     within: tuple[InStratum, ...] = ()
 
-    reported = tuple(
+    reported = _reported(
         "label layer head claimed sense confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n "
-        "removed_p added_p exceeds_random exceeds_random_n p_specific".split()
+        "removed_p added_p exceeds_random exceeds_random_n p_specific"
     )
 
     @property
@@ -290,9 +297,9 @@ class LocatedHeads(Verdicts):
     """)
     picture = "forest"
     drawn = ("removed_share", "removed_median")
-    reported = tuple(
+    reported = _reported(
         "label layer head kind strata sense confirmed removed_share removed_k added_share added_k n removed_p added_p "
-        "exceeds_random exceeds_random_n".split()
+        "exceeds_random exceeds_random_n"
     )
 
     @property
@@ -424,11 +431,10 @@ class LocatedHeads(Verdicts):
 
     def details(self) -> list[str]:
         s, judged, made = self.settings, self.judged, self.confirmation
-        what = f"{s['insertion']}, {self.counted}, {count_of(len(self.heads), 'head')} tested"
-        whole = judged.effect.details(self.unit, s.get("contrast", "content"))
-        found = [f"{what}, outcome {s['outcome']}.", whole]
-        found += self._power()
-        found += self._named_words() if self.established else []
+        tested = f"{count_of(len(self.heads), 'head')}{', none' * bool(np.isnan(judged.effect.delta))} tested"
+        found = [f"{s['insertion']}, {self.counted}, {tested}, outcome {s['outcome']}."]
+        found.append(judged.effect.details(self.unit, s.get("contrast", "content")))
+        found += [*self._power(), *self._named_words()] if self.established else []
         if made is not None:
             found += [f"On fresh problems: {made.headline()}", *made.details()]
         return found
@@ -467,7 +473,7 @@ class LocatedHeads(Verdicts):
     def shown(self) -> Shown:
         made = self.confirmation
         on = " on the problems that named some; the effects of these look too large here (fresh problems: below)"
-        how = f"Tested heads{on * (made is not None)}. Named ones first, then by the larger side; {self._counted}."
+        how = f"Heads{on * (made is not None)}. Named ones first, then by the larger side; {self._counted}."
         tables = [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"
@@ -509,6 +515,6 @@ def _known(table: pd.DataFrame, names: str, verdict: str) -> pd.DataFrame:
 
 def _not_empty(table: pd.DataFrame) -> pd.DataFrame:
     """Return it without empty columns, and without the size of a sample in which nothing was counted."""
-    some = table.dropna(axis=1, how="all")
+    some = table[[name for name in table if says(table[name])]]
     counts = {"n": "removed_k", "exceeds_random_n": "exceeds_random"}
     return some.drop(columns=[size for size, count in counts.items() if size in some and count not in some])

@@ -185,9 +185,8 @@ class ActivationShift(Measured):
     def shown(self) -> Shown:
         by_class = self.by_class()
         ends = [name for name in by_class if name.startswith(("before_ci", "after_ci"))]
-        table, first = self.table(), "claim verdict change n_up n_down p_corrected".split()
-        columns = [*first, *(name for name in table if name not in first)]
-        claims = ShownTable(table, "The paper's claims about MLP activations, over problems.", columns)
+        table, first = self.table(), "claim verdict change p_corrected metric".split()
+        claims = ShownTable(table, "The paper's claims about MLP activations, over problems.", [*first, *table])
         return Shown((claims, ShownTable(by_class.drop(columns=ends), "Every metric, by class of token.")))
 
     def _place(self, metric: str, contrast: str | None, group: str) -> tuple[int, int, int]:

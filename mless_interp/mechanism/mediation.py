@@ -96,10 +96,10 @@ class Mediation(Measured):
         p = np.where(tested, sign_test(moved), np.nan).reshape(len(self.readings), len(EFFECTS))
         table = pd.DataFrame(keys, columns=["reading", "effect"])
         before = [float(self.by_group(self.of(reading, "without")).mean()) for reading in table["reading"]]
-        counted = {"mean": defined_mean(cells), "n_up": (moved > 0).sum(0), "n_down": (moved < 0).sum(0)}
-        table = table.assign(before=before, **interval_columns("median", made), **counted)
+        told = interval_columns("median", made) | {"n_up": (moved > 0).sum(0), "n_down": (moved < 0).sum(0)}
+        told |= {"p_corrected": np.concatenate([*map(holm, p)]), "before": before, "mean": defined_mean(cells)}
         unit = [READINGS.get(reading, self.unit) for reading in table["reading"]]
-        return table.assign(p_corrected=np.concatenate([holm(family) for family in p]), n=made.n, unit=unit)
+        return table.assign(**told, n=made.n, unit=unit)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem, reading and arm."""

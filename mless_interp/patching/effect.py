@@ -179,7 +179,7 @@ class Effect:
 
     def delta_words(self, unit: str) -> str:
         if np.isnan(self.delta):
-            return "undefined without an established effect"
+            return f"undefined {'with so few problems' if self.established else 'without an established effect'}"
         share, limit, confidence = self.smallest_effect, self._limits[1], 1 - OF_THE_LIMIT * self.alpha
         of = f"{100 * share:.3g} % of {limit:.3g}, the median total's upper {100 * confidence:.4g} % limit"
         return f"{self.delta:.3g} {unit}, {'which rounding may reach' if self.delta > share * limit else of}"
@@ -304,7 +304,7 @@ class Parts(Measured):
         table = self.table()
         table = largest_first(table[table["p_corrected"] < self.level], "share")
         if not len(table):
-            if least := self._n_needed:
+            if least := self.n_needed:
                 few = f"{self.whole.counted(self.whole.n)} are too few to show any of {self._n_tested} {several}"
                 return f"{few}, at least {least} are needed"
             return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
@@ -326,7 +326,7 @@ class Parts(Measured):
         return int((~np.isnan(self.per_cell)).any(0).sum())
 
     @property
-    def _n_needed(self) -> int:
+    def n_needed(self) -> int:
         """The problems that it takes for any cell to pass; 0 where there are as many."""
         least = fewest_for(len(SENSES) * max(self._n_tested, 1), self.confidence)
         return least if self.whole.n < least else 0
@@ -346,7 +346,7 @@ class Parts(Measured):
         said = f"No {one} is shown to do {self._claim()}"
         if not m:
             return f"{said}: none is defined on any problem."
-        if least := self._n_needed:
+        if least := self.n_needed:
             return f"No {one} can pass with {self.whole.counted(self.whole.n)}: that takes at least {least}."
         found = f"one that does in {100 * self.whole.detectable(tests):.0f} % of all problems"
         return f"{said} ({self._test_words()}); {found} would be found with 80 % power."
@@ -357,9 +357,10 @@ def concentration_words(of: Measured, total: np.ndarray, unit: str) -> list[str]
     few, names = statistics.concentration(of.by_group(total)), list(dict.fromkeys(of.groups or of.problem_ids))
     if not few.concentrated or len(names) < 6:  # of fewer, one always may
         return []
-    carry = f"{len(few.problems)} of {of.counted} carry {100 * few.share:.0f} % of the effect"
+    n = len(few.problems)
+    carry = f"{100 * few.share:.0f} % of the effect lies in {n} of {of.counted}"
     mean = f"the mean ranges from {few.low:+.4f} to {few.high:+.4f} {unit}"
-    return [f"{carry} ({listed(names[at] for at in few.problems)}); without them {mean}."]
+    return [f"{carry} ({listed(names[at] for at in few.problems)}); without {'it' if n == 1 else 'them'} {mean}."]
 
 
 def share_words(row: Mapping[str, Any] | pd.Series) -> str:

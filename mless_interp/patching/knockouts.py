@@ -219,10 +219,11 @@ class JointKnockout(Measured):
 
     def headline(self) -> str:
         together, outcome = " together" if len(self.heads) > 1 else "", self.settings.get("outcome") or "the outcome"
-        made = median_interval(self._turned(self.effect), confidence=self.confidence)
-        does = "raises" if np.median(self.by_group(self.effect)) < 0 else "lowers"  # a knockout takes its effect away
-        size = f"{float(made.estimate):#.3g} {self.unit}{limits_of(made.low, made.high, '#.3g')}"
-        return f"Knocking out {listed(self.heads)}{together} {does} {outcome} by {size} (median over {self.counted})."
+        made = median_interval(-self.by_group(self.effect), confidence=self.confidence)  # the outcome's change
+        raises, lowers = float(made.low) > self.resolution, float(made.high) < -self.resolution
+        does = "raises" if raises else "lowers" if lowers else "is not shown to change"
+        size = f"{float(made.estimate):+#.3g} {self.unit}{limits_of(made.low, made.high, '+#.3g')}"
+        return f"Knocking out {listed(self.heads)}{together} {does} {outcome} (median {size} over {self.counted})."
 
     def in_short(self) -> list[str]:
         """Return a sentence on what several heads undo together, beside random sets; none of one head or without such sets."""

@@ -216,7 +216,8 @@ class Result:
         return Shown((ShownTable(table, self.caption or f"Summary of {type(self).__name__}.", columns),), drawn)
 
     def _first_rows(self, table: pd.DataFrame) -> TextTable:
-        return TextTable.of(table.head(ROWS), "", known=self.declared(), interval=self.interval_words)
+        made = TextTable.of(table, "", known=self.declared(), interval=self.interval_words)  # signed by all rows
+        return dataclasses.replace(made, rows=made.rows[:ROWS])
 
     def lines(self) -> list[str]:
         """Return the print: headline, table, the rest and the first caveat, at most 11 lines of at most 110 letters."""

@@ -164,13 +164,13 @@ def name_ticks(axis: Axis, names: Sequence[object], at: Values | None = None, wi
 
 def key_below(picture: Figure, entries: Sequence[tuple[str, Style]] = (), *, ncols: int = 2) -> None:
     """Draw the legend of a whole picture under it: in fewer columns, and wrapped, where the picture is too narrow for it.
-    `entries`: (words, style of a patch, or of a line where it has no facecolor); without them, of what has a label."""
+    `entries`: (words, style of a patch, or of a line where it has no facecolor); without them, each label once."""
+    labelled = {each.get_label(): each for axes in picture.axes for each in axes.get_legend_handles_labels()[0]}
     made: Arguments = {"loc": "outside lower center", "fontsize": 7, "frameon": False}
-    if entries:
-        made["handles"] = [
-            Patch(label=words, **style) if "facecolor" in style else Line2D([], [], label=words, **style)
-            for words, style in entries
-        ]
+    made["handles"] = [
+        Patch(label=words, **style) if "facecolor" in style else Line2D([], [], label=words, **style)
+        for words, style in entries
+    ] or [*labelled.values()]
     legend, room = picture.legend(ncols=ncols, **made), int(LETTERS_PER_INCH * picture.get_figwidth())
     if any(len(text.get_text()) > room // ncols for text in legend.get_texts()):
         legend.remove()

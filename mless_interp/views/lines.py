@@ -49,10 +49,9 @@ def profiles(
                 _draw_curve(axes, curve, SERIES.get(condition, condition), conditions.index(condition))
             curve = profile.curve(head, drawn[0], aligned=aligned, null=True)
             axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
-            if not aligned:
-                _shade_span(axes, profile)
             title = "\n".join([words_of(profile, "model"), words_of(profile, "insertion"), str(head)])
-            _label_curve(axes, title if aligned else "", "without the span" if aligned else "whole prompt")
+            _label_curve(axes, profile, title if aligned else "", aligned=aligned)
+    draw.key_below(picture)
     return picture
 
 
@@ -66,12 +65,12 @@ def _strongest(profile: AttentionProfile) -> Sequence[Head]:
 
 def compare_profiles(panels: Sequence[tuple[str, Head | str, Mapping[str, AttentionProfile]]]) -> Picture:
     """Draw several insertions in one panel per (title, head, {name: profile}), over the whole prompts; the span is shaded."""
-    picture, rows = _grid(len(panels), 1)
+    (picture, rows), names = _grid(len(panels), 1), list(dict.fromkeys(name for *_, named in panels for name in named))
     for axes, (title, head, named) in zip(rows[0], panels, strict=True):
-        for number, (name, found) in enumerate(named.items()):
-            _draw_curve(axes, found.curve(head, "inserted"), name, number)
-        _shade_span(axes, next(iter(named.values())))
-        _label_curve(axes, f"{title}\n{as_head(head)}", "whole prompt")
+        for name, found in named.items():
+            _draw_curve(axes, found.curve(head, "inserted"), name, names.index(name))
+        _label_curve(axes, next(iter(named.values())), f"{title}\n{as_head(head)}", aligned=False)
+    draw.key_below(picture)
     return picture
 
 
@@ -84,16 +83,12 @@ def _draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
     draw_series(axes, curve.position, values, number, name, marker=None, linewidth=1.3)
 
 
-def _shade_span(axes: Axes, profile: AttentionProfile) -> None:
-    for number, (start, stop) in enumerate(profile.shaded("inserted")):
-        label = "inserted tokens" if number == 0 else None
-        axes.axvspan(start - 0.5, stop - 0.5, color="0.85", zorder=0, label=label)
-
-
-def _label_curve(axes: Axes, title: str, where: str) -> None:
-    name_axes(axes, x=f"token ({where})", y="mean attention received (probability)", title=title)
+def _label_curve(axes: Axes, of: AttentionProfile, title: str, *, aligned: bool) -> None:
+    for start, stop in () if aligned else of.shaded("inserted"):
+        axes.axvspan(start - 0.5, stop - 0.5, color="0.85", zorder=0, label="inserted tokens")
+    words = f"mean attention received\n(probability; bands: {of.interval_words} intervals)"
+    name_axes(axes, x=f"token ({'without the span' if aligned else 'whole prompt'})", y=words, title=title)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7)
 
 
 def circuit_curve(found: CircuitCurve) -> Picture:
