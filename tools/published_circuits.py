@@ -521,8 +521,8 @@ INTRO = """# Published circuits
 Circuits that others published for their models, and this toolkit's findings.
 `python tools/published_circuits.py FOLDER` writes this page from a folder of these models. One run: mless_interp {version},
 TransformerLens {library}, float32, seed 0. Counts are problems where a head or an edge does more than the smallest effect;
-shares are of the total effect, with 95 % limits. "Alone": [circuit curves](methods.md#7-outcomes-and-attribution) on fresh
-problems. These confirm all named heads unless a line says otherwise.
+shares of the total effect have 95 % limits. "Alone": [circuit curves](methods.md#7-outcomes-and-attribution) on fresh
+problems. These confirm all named heads but where told.
 """
 
 

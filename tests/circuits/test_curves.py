@@ -38,8 +38,7 @@ def test_areas_by_hand() -> None:
     assert np.isnan(found.p_random) and replace(found, chosen_elsewhere=True).p_random == 1 / 3
     two = replace(found, chosen_elsewhere=True, settings=found.settings | {"n_ranked": 2})
     assert two.alone.tolist() == pytest.approx([0.75, 0, 0.5, 1]) and two.p_random == 2 / 3
-    worse = with_orders([0, 0, 0, 0.25, 1], [0] * 4 + [1], [0, 0.5, 0.5, 0.5, 1], [0, 0, 0, 0.25, 1])
-    assert replace(worse, chosen_elsewhere=True).p_random == 1
+    assert replace(with_orders(*[[0, 0, 0, 0.25, 1]] * 3), chosen_elsewhere=True).p_random == 1
     np.testing.assert_allclose(found.table().iloc[3, 2:], [1, 0, 1, 0.5, 1.5])
 
 
