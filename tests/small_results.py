@@ -453,7 +453,8 @@ def certified() -> mi.Certificate:
         Verdict("I9", "heads add up", NOT_APPLICABLE, float("nan"), 1e-4, "the output is normed"),
         Verdict("I12", "slope 1", FAIL, 0.5, 1e-3),
     )
-    return mi.Certificate(info, None, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
+    checks = mi.models.checks.SelfCheck(9.0, 0.0, None, None, None, 1e-3, "layer by layer")
+    return mi.Certificate(info, checks, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
 
 
 ACTING = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}

@@ -58,7 +58,6 @@ _RULES = (
     # one name for each thing
     (r"\\(?:mathbf|mathit|boldsymbol|bm|operatorname|mathrm(?=\{[ie]\}))\s*\*?\s*\{([^{}]*)\}", r"\1"),
     (r"\\not\s*=", r"\\neq "),
-    (r"\\\}\s*\\cup\s*\\\{", ","),
     (rf"\\[dtc]frac{_END}", r"\\frac"),
     (rf"\\times{_END}", r"\\cdot "),
     (rf"\\(le|ge|ne)(?:q?slant)?{_END}", r"\\\1q"),
@@ -97,7 +96,7 @@ _MISREAD: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?<![\d./])([\d.]+)((?:/[\d.]+)+)(?![\d.^_!])", lambda at: rf"\frac{{{at[1]}}}{{{at[2][1:].replace('/', '*')}}}"),
     (r"\d*\.\d+", lambda at: r"\frac{{{}}}{{{}}}".format(*Fraction("0" + at[0]).as_integer_ratio())),
     (r"([a-zA-Z])(?:_\{(\w+)\})?('+)", lambda at: f"{at[1]}_{{{at[2] or ''}{'prime' * len(at[3])}}}"),
-    (r"\^(?:T|\{T\})", "^{t}"),
+    (r"\^(?:T|\{T\})", "^{t_{upper}}"),
 )  # fmt: skip
 """What math-verify would take for 1/(2x), round, or leave out (primes, `^T`), in a spelling that it reads rightly."""
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -217,7 +216,11 @@ def _parts(text: str) -> tuple[str, list[str]]:
         rows = [row.split("&") for row in matrix[2].split(NEW_ROW) if row]
         return f"matrix {[len(row) for row in rows]}", [cell for row in rows for cell in row]
     if len(union := split(text, [r"\cup"])) > 1:
-        return "union", union
+        sets = [each for each in union if re.fullmatch(r"\\\{[^{}]*\\\}", each)]
+        one = rf"\{{{','.join(each[2:-2] for each in sets)}\}}"
+        if sets == union:
+            return _parts(one)
+        return "union", [each for each in union if each not in sets] + [one] * bool(sets)
     bare = text.removeprefix("\\")
     depths = list(accumulate((c in "([{") - (c in ")]}") for c in bare))
     if bare[:1] in tuple("([{") and depths[-1] == 0 and all(depths[:-1]):  # one pair of brackets round everything
@@ -307,11 +310,13 @@ def _is_relation(text: str) -> bool:
 
 def _by_math_verify(answer: str, gold: str) -> Equality:
     """Ask math-verify; but not what it would misread in any spelling (`7 8`, `52_8`, and `1<2`, as true as `3<4`)."""
-    misread = r"\d \d|\d_|[^ -~]|^[^a-zA-Z]*[<>][^a-zA-Z]*$"
+    misread = r"\d \d|\d_|[^ -~]|^[^a-zA-Z]*([<>]|\\[lgn]eq)[^a-zA-Z]*$"
     unread = any(re.search(misread, text) or text.count("{") != text.count("}") for text in (answer, gold))
     if unread or ("=" in answer) != ("=" in gold):
         return Equality(False, "text")
     for old, new in _MISREAD:
         answer, gold = re.sub(old, new, answer), re.sub(old, new, gold)
+    if re.search("[)}]'", answer + gold):  # primes of what has no name
+        return Equality(False, "text")
     equal = asked(answer, gold) or (_is_relation(gold) != _is_relation(answer) and asked(gold, answer))
     return Equality(equal, "math-verify")

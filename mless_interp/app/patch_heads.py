@@ -120,7 +120,7 @@ def answers_come_back(found: "AccuracyResults") -> list[str]:
         told.append(several if len(random) > 1 else f"one random set {random[0]:.1f} %")
         fewer = sum((right[0] - right[1]) * (right[2] - share) > 1e-9 for share in random)
         rank = (1 + len(random) - fewer) / (1 + len(random))
-        said += f"; more come back than with {fewer} of {count_of(len(random), 'random set')} (rank p = {rank:.2g})"
+        said += f"; more of the change is undone than with {fewer} of {count_of(len(random), 'random set')} (p = {rank:.2g})"
     return [f"Right answers of {len(found.problem_ids)}: {', '.join(told)}.", f"{cut[0].capitalize()}: {said}."]
 
 

@@ -98,7 +98,10 @@ class RunsCompared(Result):
         made = [found.settings.get("treatments", {}) for found in self.results.values()]
         for name in sorted(set.intersection(*map(set, made))):
             inserted = [each[name]["insertion"] or {} for each in made]
-            of_runs |= {f"{key} of {name!r}": [repr(each.get(key)) for each in inserted] for key in inserted[0]}
+            for key in dict.fromkeys(key for each in inserted for key in each):
+                values = [repr(each.get(key)) for each in inserted]
+                if len(set(values)) > 1:  # told once, of several treatments with that insertion
+                    of_runs.setdefault(key, values)
         told = [f"{name} ({', '.join(each)})" for name, each in of_runs.items() if len(set(each)) > 1]
         return f"The runs differ in {listed(told)}." * bool(told)
 

@@ -494,7 +494,8 @@ class CircuitCurve(Measured):
     @property
     def alone(self) -> np.ndarray:
         """Share of the effect that the given heads restore alone, `[order]`: as many of each order, of the same layers."""
-        return self.faithfulness[:, int(np.flatnonzero(self.sizes == len(self.ranking) - self.n_tail)[0])]
+        at = self.sizes == len(self.ranking) - self.n_tail  # NaN where an older version left this size out
+        return np.where(at.any(), (self.faithfulness * at).sum(1), np.nan)
 
     @property
     def p_random(self) -> float:
@@ -540,18 +541,14 @@ class CircuitCurve(Measured):
         return super().printed().drop(columns=["reversed"] * bool(self.n_tail), errors="ignore")
 
     def details(self) -> list[str]:
-        words, cpr, cmd, n = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd, len(self.orders) - 2
-        if n and not np.isnan(cmd[0]):
-            p = (
-                CHOSEN_HERE
-                if np.isnan(self.p_random)
-                else f"p = {self.p_random:.3f}{' for the CMD' * (not self.n_tail)}"
+        words, n = [f"Ablation: {self.settings.get('ablation')}."], len(self.orders) - 2
+        if n and not np.isnan(self.cmd[0]):
+            of = " for the CMD" * (not self.n_tail)
+            p = CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f}{of}"
+            told = {"restored alone": self.alone} if self.n_tail else {"CPR": self.cpr, "CMD": self.cmd}
+            own = ", ".join(f"{name} {each[0]:.3f}" for name, each in told.items())
+            others = ", ".join(f"{name} {each[2:].mean():.3f}" for name, each in told.items())
+            words.append(
+                f"{own[0].upper()}{own[1:]}; {n} random orders with the same layers: {others} on average; {p}."
             )
-            own, others = (
-                f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}",
-                f"CPR {cpr[2:].mean():.3f}, CMD {cmd[2:].mean():.3f} on average",
-            )
-            if self.n_tail:
-                own, others = f"Restored alone {self.alone[0]:.3f}", f"{self.alone[2:].mean():.3f} on average"
-            words.append(f"{own}; {n} random orders with the same layers: {others}; {p}.")
         return words

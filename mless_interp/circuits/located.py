@@ -40,7 +40,7 @@ def strata_in_words(found: Sequence[InStratum], head: Head) -> str:
 
 def _reported(names: str) -> property:
     """Return a property: columns with these names, medians where shares are undefined."""
-    return property(lambda self: tuple(names.replace("_share", "_share" if self.established else "_median").split()))
+    return property(lambda self: tuple((names if self.established else names.replace("_share", "_median")).split()))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import checked
+from ..runtime.folders import savable
 from ..runtime.loop import out_of_memory
 from .attention_math import mix_values, pattern_of, softmax, values_of_heads, with_sinks
 from .base import Model
@@ -68,6 +69,8 @@ def probe_tokens(d_vocab: int, *, n_tokens: int = 12, seed: int = 0) -> Tensor:
     return torch.randint(0, d_vocab, (1, n_tokens), generator=torch.Generator().manual_seed(seed))
 
 
+@savable
+@dataclass(frozen=True, repr=False)
 class SelfCheck(ModelChecks):
     """The figures of a self-check that goes on with longer prompts."""
 

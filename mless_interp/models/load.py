@@ -150,7 +150,8 @@ def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Mode
         try:
             return _loaded(name, loading, "nnsight")
         except ModelError as other:
-            raise ModelError(f"no backend takes {label!r}. {first_line(error)}. {first_line(other)}") from error
+            both = f"{first_line(error).partition('; try ')[0]}. {first_line(other)}"
+            raise type(error)(f"no backend takes {label!r}. {both}") from error
 
 
 @checked

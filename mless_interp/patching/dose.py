@@ -219,7 +219,7 @@ class DoseResponse(Measured):
         moved, low, high = (float(each[most]) for each in (total.estimate, total.low, total.high))
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
         if size[most] < np.nanmax(size):
-            said += f" of the {shown.sum()} numbers that are shown to change it"
+            said += f" of {shown.sum()} that are shown to change it (more at {self.doses[np.nanargmax(size)]}, which is not)"
         if not shown.any():
             said = f"No number of inserted tokens is shown to change {outcome}; the largest change is at {self.doses[most]}"
         together = f"its interval for all {len(self.doses)} doses at once, {self.counted}"

@@ -87,6 +87,7 @@ COMMON = columns_of("""
 """)
 """What columns mean that many results have; the others are declared by the results that have them."""
 KNOWN = {column.name: column for column in COMMON}
+REMARKS = ("flag", "reason", "test", "unit")  # texts that tell of a row, and not which it is
 
 
 def column_of(name: str, known: Mapping[str, Column] = KNOWN) -> Column:
@@ -139,7 +140,7 @@ class TextTable:
         """Make the table of a data frame: its `columns` (default: all), in this order, named by a mapping or as `known`.
 
         `x` shows its interval `x_ci_low`, `x_ci_high` in the same cell; counts say of how many. Texts that tell rows apart
-        stand first, then verdicts; of many columns those that matter less stand last, a corrected p among the first six.
+        stand first, then verdicts; of many columns those that matter less stand last, a p that is also corrected among them.
         """
         frame = frame.rename(columns=str)
         names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
@@ -153,7 +154,7 @@ class TextTable:
 
         apart = [shown[0].name]
         for each in shown[1:]:
-            if frame[each.name].dtype.kind not in "fiub" and each.role != "verdict":
+            if frame[each.name].dtype.kind not in "fiub" and each.role != "verdict" and each.name not in REMARKS:
                 distinct = frame[[*apart, each.name]].astype(str).drop_duplicates()
                 apart += [each.name] * bool(distinct.duplicated(apart).any())
 
@@ -161,16 +162,13 @@ class TextTable:
             """Return its place: first, verdicts, others; where there are many, last those that matter less or say nothing."""
             if column.name in apart:
                 return 0
-            if len(shown) > AT_ONCE and (column.role == "later" or not says(frame[column.name])):
+            less = column.role == "later" or (column.name == "p" and "p_corrected" in names)
+            if len(shown) > AT_ONCE and (less or not says(frame[column.name])):
                 return 3
             return 1 if column.role == "verdict" else 2
 
-        made, cells, order = [], [], sorted(shown, key=rank)
-        at_once = min(AT_ONCE, sum(rank(each) < 3 for each in shown))
-        for column in [each for each in order[at_once:] if each.name == "p_corrected" and rank(each) < 3]:
-            order.remove(column)  # a verdict rests on it
-            order.insert(at_once - 1, column)
-        for column in order:
+        made, cells = [], []
+        for column in sorted(shown, key=rank):
             name, role, label = column.name, column.role, names[column.name] or column.heading
             numeric, ends = frame[name].dtype.kind in "fiu", list(limits.get(name, ()))
             if ends and frame[ends].notna().any(axis=None):
@@ -181,6 +179,7 @@ class TextTable:
             else:
                 cells.append(_numbers(frame[[name]], role) if numeric else [*map(_other, frame[name].tolist())])
             made.append(replace(column, heading=label, note=column.note or label, role=role if numeric else "text"))
+        at_once = min(AT_ONCE, sum(rank(each) < 3 for each in shown))
         return cls(caption, tuple(made), tuple(zip(*cells, strict=True)), at_once)
 
     def sentence(self, row: int) -> str:

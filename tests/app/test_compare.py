@@ -42,10 +42,7 @@ def test_the_command_prints_the_heads_of_all_runs(tmp_path: Path, monkeypatch: p
     assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == ["head", "L0H1", "L1H0"]
     assert "\u202e" not in done.stdout and r"a\n\u202eb" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"one", "a\n\u202eb"}
-    for arguments, words in (
-        (("one", "./one"), "two or more folders of finished runs, each once"),
-        (("one", "none"), "is no folder of a run"),
-    ):
+    for arguments, words in ((("one", "./one"), "two or more folders"), (("one", "none"), "is no folder of a run")):
         done = compare(*arguments)
         assert done.exit_code == 2 and words in done.stderr and done.stderr.count("\n") == 1
 
@@ -64,12 +61,12 @@ def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
 def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
     told = "Right answers of 40: no insertion 100.0 %, with it 50.0 %, named set cut off {:.1f} %{}."
     for right, shares, sets in (
-        ((40, 20, 38, 22), (95, ", one random set 55.0 %"), "with 1 of 1 random set (rank p = 0.5)."),
-        ((40, 20, 38, 37, 38), (95, ", random 92.5 to 95.0 %"), "with 1 of 2 random sets (rank p = 0.67)."),
+        ((40, 20, 38, 22), (95, ", one random set 55.0 %"), "with 1 of 1 random set (p = 0.5)."),
+        ((40, 20, 38, 37, 38), (95, ", random 92.5 to 95.0 %"), "with 1 of 2 random sets (p = 0.67)."),
         ((40, 20, 22), (55, ""), "not shown."),
     ):
         first, second = answers_come_back(under_four(*right))
         assert first == told.format(*shares)
-        assert second.endswith(sets) and ("; more come back than with " in second) == (len(right) > 3)
+        assert second.endswith(sets) and ("; more of the change is undone than with " in second) == (len(right) > 3)
         assert f"against the insertion {100 * (right[2] - 20) / 40:+.1f} points" in second
     assert answers_come_back(under_four(40, 20))[0].startswith("No head that reads is named, so none is cut off")

@@ -15,7 +15,7 @@ from mless_interp.scores.catalogue import METRICS
 WRITTEN = """
 import functools, numpy as np, torch, types
 own = types.ModuleType("own"); own.STEP, own.shift = torch.tensor([12.0]), lambda x: own.STEP * x + 13
-WORDS, LOG, SIZE = frozenset(("Sum", "Product", "Difference", "Largest")), [], 3
+WORDS, LOG, turned, SIZE = frozenset(("Sum", "Product", "Difference", "Largest")), [], torch.ones(2), 3
 def helper(x): return scaled(x) if x in {"a", "b", "c", "d"} else SIZE * x
 def scaled(x): return [helper(1) if each else 2.0 * x for each in x]
 def factory(table, by=1):
@@ -26,7 +26,7 @@ class Edit:
     def __call__(self, x): return self.factor * self.turned(x)
     @staticmethod
     def turned(x): return x + 7
-    def __init__(self): self.state = 8
+    def __init__(self): self.state, self.module = 8, own
 def value(x): return LOG.append(x) or helper(x) + own.shift(np.abs(x))
 given = [value, factory(torch.arange(5000) + 9), functools.partial(helper, 10), Edit()]
 """
@@ -42,8 +42,8 @@ def codes(text: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("was", "now", "changed"),
     [
-        ("[], 3", "[1], 3", ""),
-        ("[], 3", "[], 4", "value partial"),
+        ("[], torch.ones(2)", "[1], torch.ones(3)", ""),
+        ("(2), 3", "(2), 4", "value partial"),
         ("2.0 * x", "2.5 * x", "value partial"),
         ("12.0", "12.5", "value"),
         ("+ 13", "+ 14", "value"),
@@ -51,12 +51,12 @@ def codes(text: str) -> list[dict[str, str]]:
         ("+ 9", "+ (torch.arange(5000) == 2000)", "factory"),
         ('factor = "mine", 6', 'factor = "mine", 7', "edit"),
         ("x + 7", "x + 8", "edit"),
-        ("state = 8", "state = 9", "edit"),
+        ("module = 8", "module = 9", "edit"),
         ("helper, 10", "helper, 11", "partial"),
     ],
 )
 def test_code_is_told_with_what_it_calls_encloses_and_names(was: str, now: str, changed: str) -> None:
-    """A list that a module holds is left out: runs may write into it."""
+    """A list that a module holds is left out (runs may write into it), and what is called like an attribute."""
     assert WRITTEN.count(was) == 1
     both = zip("value factory partial edit".split(), codes(WRITTEN), codes(WRITTEN.replace(was, now)), strict=True)
     assert [name for name, before, after in both if before != after] == changed.split()
