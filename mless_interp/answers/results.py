@@ -89,7 +89,7 @@ class Comparison(Result):
         return (
             f"{said}: {100 * self.accuracy_second:.1f} % against {100 * self.accuracy_first:.1f} % under {self.first!r} "
             f"({self._points}, {counts.format(len(self.gained), len(self.lost))} "
-            f"{count_of(self.n, 'problem')}, p = {self.p_corrected:.2g}{over})."
+            f"{counted(self.n, self.groups)}, p = {self.p_corrected:.2g}{over})."
         )
 
     @property
@@ -105,7 +105,7 @@ class Comparison(Result):
     def details(self) -> list[str]:
         found = [f"{self.test[0].upper()}{self.test[1:]} over problems ({self.grader} grades)."]
         reach = 100 * max(abs(self.difference.low), abs(self.difference.high))
-        words = f"{self.second!r}: with {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too."
+        words = f"{self.second!r}: with {counted(self.n, self.groups)}, a true difference of up to {reach:.1f} points fits too."
         return found if self.sure or np.isnan(reach) else [*found, words]
 
 
@@ -129,7 +129,11 @@ class Comparisons(Result):
     def headline(self) -> str:
         sure, n = [one for one in self.comparisons if one.sure], len(self.comparisons)
         if len(sure) > 1:
-            told = (f"{one.second!r} {100 * one.difference.estimate:+.1f}" for one in sure)
+            counts = ((one, len(one.gained), len(one.lost)) for one in sure)
+            told = (
+                f"{one.second!r} {100 * one.difference.estimate:+.1f} ({up} gained, {down} lost)"
+                for one, up, down in counts
+            )
             return (
                 f"{len(sure)} of {n} treatments change right answers against {self.reference!r} "
                 f"({100 * sure[0].accuracy_first:.1f} % right), in points: {listed(told)}."
@@ -301,6 +305,7 @@ class AccuracyResults(Result):
         return Comparison(
             first,
             second,
+            groups=self.groups,
             grader=grader,
             accuracy_first=float(a.mean()),
             accuracy_second=float(b.mean()),
@@ -375,12 +380,17 @@ class AccuracyResults(Result):
 
 
 def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> statistics.Interval:
-    """Return the mean change, its interval holding 0 where the test does not reject, and exact where nothing changes."""
-    n = len(change)
-    found = statistics.mean_interval(change, confidence=confidence, seed=seed)
-    if n > 1 and not change.any():
-        bound, flag = np.asarray(1 - ((1 - confidence) / 2) ** (1 / n)), np.asarray("no problem changed: exact bound")
-        return replace(found, low=np.asarray(-bound), high=bound, flag=flag, method="exact bound")
-    if n < 2 or p < 1 - confidence:
-        return found
-    return replace(found, low=np.asarray(min(found.low, 0.0)), high=np.asarray(max(found.high, 0.0)))
+    """Return the mean change and its interval within -1 and 1: holding 0 where the test does not reject; where all problems
+    change alike, as far as the share of others that they do not rule out can move the mean."""
+    n, found = len(change), statistics.mean_interval(change, confidence=confidence, seed=seed)
+    low, high = max(float(found.low), -1.0), min(float(found.high), 1.0)
+    if n > 1 and np.ptp(change) < ROUNDING:
+        others, flag = (
+            1 - ((1 - confidence) / 2) ** (1 / n),
+            "no problem changed" if not change.any() else "all change alike",
+        )
+        low, high = (float(change[0]) + others * (end - float(change[0])) for end in (-1, 1))
+        found = replace(found, flag=np.asarray(f"{flag}: exact bound"), method="exact bound")
+    if n > 1 and not p < 1 - confidence:
+        low, high = min(low, 0.0), max(high, 0.0)
+    return replace(found, low=np.asarray(low), high=np.asarray(high))

@@ -85,7 +85,10 @@ class Study:
         one_of(self.heads, ("none", "all"), "choice of heads")
         template_named(self.template)
         for metric in self.metrics:
-            metric_named(metric)
+            if metric_named(metric).kind == "paired":
+                raise ValueError(
+                    f"metric {metric!r} compares two runs, and a study scores one, with the insertion: leave it out"
+                )
         if self.metrics and (self.metrics[0] != SPAN_MASS or len(set(self.metrics)) < len(self.metrics)):
             raise ValueError(f"metrics must be none, or {SPAN_MASS} and then others, got {list(self.metrics)}")
         check_count(self.limit, name="limit", at_least=2)

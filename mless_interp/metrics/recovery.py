@@ -202,7 +202,7 @@ def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squar
     filled = torch.where(keep, series, 0)
     y = torch.where(keep, filled - (filled.sum(-1) / n)[..., None], 0)
     total = y.square().sum(-1)
-    varied = total > 1e-24 * filled.square().sum(-1)
+    varied = total > 1e-12 * filled.square().sum(-1)  # else it is float32's rounding
     times = torch.arange(series.shape[-1], dtype=torch.float64, device=series.device)
 
     def residual(tau: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from ..circuits.located import LocatedHeads
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
 from ..patching.sweep import PatchScores
-from ..runtime.base_result import Result, head_columns
+from ..runtime.base_result import Result, counted, head_columns
 from ..statistics import CONFIDENCE, derive_generator
 
 N_RESAMPLES = 2_000
@@ -41,7 +41,7 @@ class Enrichment(Result):
 
     def headline(self) -> str:
         of, random = count_of(len(self.heads), "head"), f"random heads: {self.expected_rank:.1f}"
-        over = f", {self.settings['n_problems']} problems" if "n_problems" in self.settings else ""
+        over = f", {counted(self.settings['n_problems'], self.groups)}" if "n_problems" in self.settings else ""
         return f"{of} rank {self.mean_rank:.1f} on average ({random}), p = {self.p:.2g}{over}."
 
     def details(self) -> list[str]:
@@ -96,4 +96,6 @@ def enrichment(
     total = sum(ranks.values())
     p = float(1 + (drawn <= total + 1e-9).sum()) / (1 + n_draws)
     settings: dict[str, object] = {"n_problems": n, "confidence": confidence}
-    return Enrichment(chosen, total / len(chosen), expected / len(chosen), p, ranks, limits, settings=settings)
+    return Enrichment(
+        chosen, total / len(chosen), expected / len(chosen), p, ranks, limits, groups=found.groups, settings=settings
+    )

@@ -255,6 +255,8 @@ class JointKnockout(Measured):
             made = median_interval(self.by_group(self.interaction), confidence=self.confidence)
             if float(sign_test(apart)) < self.level:
                 words = "together they do more than their sum" if np.median(apart) > 0 else "they overlap"
+                if abs(np.median(apart)) <= SMALLEST_EFFECT * self._middle(self.effect[:, None]):
+                    words = f"they add up, but for less than {100 * SMALLEST_EFFECT:.0f} % of what they do together"
             words = f": {words}" if np.isfinite(made.low) else ""
             found.append(f"Interaction (together minus the sum of single knockouts) {with_limits(made)}{words}.")
         return found

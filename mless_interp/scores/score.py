@@ -243,7 +243,7 @@ class HeadScores(results.Result):
         return (
             f"Is the span an attention sink? In most problems to {own} of "
             f"{count_of(len(counts), 'head')}; most often to {self.heads[most]}, in {counts[most]} of "
-            f"{count_of(n[most], 'problem')} ({100 * counts[most] / n[most]:.0f} % [{interval}]).{untrained}"
+            f"{results.counted(int(n[most]), self.groups)} ({100 * counts[most] / n[most]:.0f} % [{interval}]).{untrained}"
         )
 
 
