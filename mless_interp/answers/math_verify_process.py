@@ -69,7 +69,6 @@ def _started() -> "subprocess.Popen[str]":
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
         encoding="utf-8",
         env=os.environ | {"PYTHONHASHSEED": "0"},  # SymPy orders by hashes
     )
