@@ -229,6 +229,7 @@ ROOMS = {
             *only(TOLD, "ClaimChecks Enrichment"),
             f"{TOLD}[ClaimChecks, two of each]",
             f"{TOLD}[Enrichment over problems]",
+            EXPRESSIONS,
         ),
     ),
     "views": Room(  # without those that need a browser
