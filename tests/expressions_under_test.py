@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from architecture_features import model_of, pairs_of
 from conftest import qwen2_tokenizer, word_tokenizer
 from jaxtyping import config
 from small_results import RESULTS, answered, asked_twice, between_segments, certified, patched, rated, scored, uneven

@@ -162,7 +162,7 @@ def _student(array: np.ndarray, confidence: float) -> Interval:
     """Return Student's t interval of each cell's mean; all values equal: a point, flagged, as for the bootstrap."""
     defined = ~np.isnan(array)
     n = np.asarray(defined.sum(0))
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore"):
         mean = np.where(defined, array, 0.0).sum(0) / np.where(n > 0, n, np.nan)
         error = np.sqrt((np.where(defined, array - mean, 0.0) ** 2).sum(0) / np.where(n > 1, n - 1, np.nan) / n)
         half = stats.t.isf((1 - confidence) / 2, np.maximum(n - 1, 1)) * error
