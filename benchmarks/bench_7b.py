@@ -228,7 +228,7 @@ def compare(folder: Path, vocabulary: int, *, device: str, locate: bool) -> None
                 )
             )
     rows = [
-        ("load with self-check, s", parts["sweep"][0] - mi.app.planned.AROUND, loading),
+        ("load with self-check, s", parts["sweep"][0] - mi.app.estimates.AROUND, loading),
         ("one forward pass, s", None, one),
         ("scores and profiles of all heads, s", parts["profiles"][1], scores),
         ("exact question sweep of all heads, s", parts["sweep"][1], sweep),

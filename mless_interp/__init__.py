@@ -44,7 +44,7 @@ PUBLIC = {
     "answers": ["Treatment", "evaluate_accuracy", "grade_paper", "grade_strict"],
     "app.runs_compared": ["compare_runs"],
     "app.study_runner": ["read_study", "run_study"],
-    "app.planned": ["Plan", "plan_run"],
+    "app.estimates": ["Plan", "plan_run"],
     "paper": ["enrichment"],
     "answers.vllm": ["Vllm"],
     "runtime.store": ["load"],

@@ -24,5 +24,5 @@ INCLUDED = {path.stem: path for path in sorted((Path(__file__).parent / "include
 """The studies that the package includes, by name."""
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, [*COMMANDS.values(), "check_plan_compare", "command_line", "planned", "run_folder"]
+    __name__, [*COMMANDS.values(), "check_plan_compare", "command_line", "estimates", "run_folder"]
 )

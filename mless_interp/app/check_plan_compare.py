@@ -110,7 +110,7 @@ def plan(options: Planning) -> None:
         how["what"] = study
     from accelerate.utils import convert_file_size_to_int
 
-    from .planned import plan_run
+    from .estimates import plan_run
 
     memory = None if options.memory is None else convert_file_size_to_int(options.memory)
     found = plan_run(options.model, questions, memory=memory, **how)

@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "claims": [*("CLAIMS", "Claim", "ClaimCheck", "ClaimChecks", "load_panel_model", "reproduce_figure")],
-        "enriched": ["Enrichment", "enrichment"],
+        "rank_enrichment": ["Enrichment", "enrichment"],
         "figures": ["FIGURES", "MODELS", "Figure", "PaperModel", "published"],
     },
 )

@@ -16,6 +16,7 @@ from .intervals import (
     derive_generator,
     mean_interval,
 )
+from .label_swaps import forward_folds, swap_margins, swap_partners
 from .prevalence import (
     SENSES,
     Concentration,
@@ -34,4 +35,3 @@ from .prevalence import (
     within_test,
 )
 from .proportions import mcnemar, paired_difference, pass_at_k, wilson
-from .swaps import forward_folds, swap_margins, swap_partners

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
-from mless_interp.app import planned
-from mless_interp.app.planned import Shape, extrapolated
+from mless_interp.app import estimates
+from mless_interp.app.estimates import COSTS, Shape, extrapolated
 from mless_interp.models.load import DEMO_DIRECTORY
 
 FILLER = mi.Insertion.meaningless(" /", n_tokens=20)
@@ -94,11 +94,11 @@ def test_latent_attention_with_experts_is_counted_as_published(without_weights: 
     assert read == pytest.approx(61 * 2 * 128 * (192 + 128) * 1000) and plain.info.n_cached == 512 + 64
 
 
-GB = dict(zip(planned.COSTS, (1.04471, 1.04471, 0.80988, 0.808711, 0.82221, 1.04471), strict=True))
-SECONDS = dict(zip(planned.COSTS, (7.6066e-4, 2.9291e-3, 7.5733e-5, 4.1653e-4, 1.112e-3, 4.5261e-3), strict=True))
+GB = dict(zip(COSTS, (1.04471, 1.04471, 0.80988, 0.808711, 0.82221, 1.04471), strict=True))
+SECONDS = dict(zip(COSTS, (7.6066e-4, 2.9291e-3, 7.5733e-5, 4.1653e-4, 1.112e-3, 4.5261e-3), strict=True))
 
 
-@pytest.mark.parametrize("what", planned.COSTS)
+@pytest.mark.parametrize("what", COSTS)
 def test_what_is_counted_for_a_gpu_elsewhere_is_what_it_was(what: str, without_weights: Path) -> None:
     plan = mi.plan_run(str(without_weights), problems(4), FILLER, what=what, **GPU)
     assert list(plan.parts.values()) == pytest.approx([12.0082, SECONDS[what]], rel=1e-4)
@@ -108,7 +108,7 @@ def test_what_is_counted_for_a_gpu_elsewhere_is_what_it_was(what: str, without_w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [*planned.COSTS, "counting"])
+@pytest.mark.parametrize("what", [*COSTS, "counting"])
 def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
     fresh, filler = 4 * (what in ("locate", "circuit")), None if what == "counting" else FILLER
     plan = mi.plan_run("demo", problems(6 if filler else 24), filler, what=what, device="cpu", n_fresh=fresh)
@@ -146,8 +146,8 @@ def test_seconds_add_up_over_problems_and_halve_on_a_gpu_of_twice_the_speed() ->
 
 
 def test_weights_that_do_not_fit_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "get_max_memory", lambda: {"cpu": 1_000_000})
-    monkeypatch.setattr(planned, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(estimates, "get_max_memory", lambda: {"cpu": 1_000_000})
+    monkeypatch.setattr(estimates, "load_model", lambda *_, **__: pytest.fail("loaded"))
     plan = mi.plan_run("demo", problems(2), FILLER, what="sweep")
     assert not plan.fits and not plan.timed and repr(plan).startswith("Does not fit on cpu in bfloat16")
 
@@ -160,10 +160,10 @@ def test_loading_holds_a_copy_where_weights_are_converted(
 ) -> None:
     from transformers import Qwen2Config
 
-    monkeypatch.setattr(planned, "product", lambda x, weight: x)  # of a 7B's width it takes long, and is not looked at
+    monkeypatch.setattr(estimates, "product", lambda x, weight: x)  # of a 7B's width it takes long, and is not read
     shape = saved(tmp_path, Qwen2Config(dtype="float32"))
     plan = mi.plan_run(str(tmp_path), problems(1), FILLER, what="profiles", backend=backend, dtype=dtype, device="cpu")
-    assert plan.peak - planned.LIBRARIES["cpu"] == pytest.approx(peak * shape.n_parameters, rel=0.01)
+    assert plan.peak - estimates.LIBRARIES["cpu"] == pytest.approx(peak * shape.n_parameters, rel=0.01)
 
 
 @pytest.mark.parametrize(
