@@ -148,7 +148,7 @@ TASKS = {
             heads={"L0H0": "", "L1H0": ""},
             edge="L0H0 -> L1H0 kv",
             n=4 * N,
-            why="The model overlooks a single changed number in about three of ten palindromes; no head has an effect there.",
+            why="The model overlooks a single changed number in about two of ten palindromes; hardly a head acts there.",
         ),
     ),
     "first_unique_character": (

@@ -89,7 +89,7 @@ for name, layers, heads in (("demo", 4, 28), ("Qwen2.5-0.5B", 24, 14), ("Qwen2.5
 
 # %% [markdown]
 # `locate_heads` needs four sweeps; `plan_run` estimates their time. Where that is too much, rank them
-# by gradients on some problems: `best = mi.attribute_heads(model, some, verify=0).ranking()[:64]`; test the best on
+# by gradients on some problems: `best = mi.attribute_heads(model, some, method="atp").ranking()[:64]`; test the best on
 # others: `mi.locate_heads(model, others, heads=best)`.
 #
 # ## A run that survives

@@ -88,7 +88,7 @@ print(found)
 #
 # An edge shows one head's change to one other head only, through its queries (`q`), keys (`k`), values (`v`), or several
 # of them at once. A hard case shows the mechanism: in the clean prompt a single number has another value. Training rarely
-# contained that case, and the model overlooks it in about three of ten problems, so we take more problems.
+# contained that case, and the model overlooks it in about two of ten problems, so we take more problems.
 
 # %%
 one = palindromes.copy()

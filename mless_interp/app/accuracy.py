@@ -31,7 +31,7 @@ class Options(Asking):
         "none,mless,mful,random_sentence,arm",
         "Any of these; each is compared with the first. A place follows an @: mless@before-answer.",
     )
-    unit: str = option(" /", "The meaningless unit of mless.")
+    unit: str = option(" /", "The meaningless unit of mless, with its space.")
     word: str = option("he", "The repeated word of mful.")
     n_tokens: int = option(55, "Length of the insertion in tokens.", min=1)
     place: str = "before-question"

@@ -114,13 +114,14 @@ def answers_come_back(found: "AccuracyResults") -> list[str]:
     right = [100 * float(share) for share in found.accuracy().estimate]
     told = [f"{name} {share:.1f} %" for name, share in zip(("no insertion", "with it", cut[0]), right, strict=False)]
     made = next(each for each in found.compare_all().comparisons if each.second == cut[0])
-    said = f"against the insertion {made.change()}"
+    said = f"compared with the insertion {made.change()}"
     if random := right[3:]:
         several = f"random {min(random):.1f} to {max(random):.1f} %"
         told.append(several if len(random) > 1 else f"one random set {random[0]:.1f} %")
         fewer = sum((right[0] - right[1]) * (right[2] - share) > 1e-9 for share in random)
         rank = (1 + len(random) - fewer) / (1 + len(random))
-        said += f"; more of the change is undone than with {fewer} of {count_of(len(random), 'random set')} (p = {rank:.2g})"
+        p = f"p = {rank:.2g}" + ", the least that so few sets allow" * (fewer == len(random))
+        said += f"; more of the change is undone than with {fewer} of {count_of(len(random), 'random set')} ({p})"
     return [f"Right answers of {len(found.problem_ids)}: {', '.join(told)}.", f"{cut[0].capitalize()}: {said}."]
 
 

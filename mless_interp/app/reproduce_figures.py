@@ -70,8 +70,9 @@ def compute(options: Options) -> Computed:
     how = options.chosen("n_tokens", "rows", "twins") | common
     if options.tiny:
         loading = {name: loading[name] for name in ("backend", "attn_implementation")}
+        how["twins"] = 0  # of what was never trained
     for key, directory in directories.items():
-        options.say(f"loading {directory or title_of(key)} ...")
+        options.say(f"{'making a stand-in for' if options.tiny else 'loading'} {directory or title_of(key)} ...")
         model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, **loading).on(engine)
         heads, folder = figure.heads(key), options.partial / key
         found = paper.reproduce_figure(model, figure.key, questions[key], heads=heads, checkpoint=folder, **how)

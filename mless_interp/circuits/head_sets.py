@@ -88,7 +88,7 @@ def minimal_sets(
     search, other = (each.under(between) for each in halves(prepared, fresh))
     for problems, n_tests, what in ((search, 2, "find sets"), (other, len(SIDES), "confirm them")):
         if problems.n_groups < (needed := fewest_problems(n_tests)):  # of the total effect both senses are tested
-            raise ValueError(f"at least {needed} problems are needed to {what}, got {problems.n_groups}")
+            raise ValueError(f"at least {needed} problems (or groups) are needed to {what}, got {problems.n_groups}")
     given = None if heads is None else heads_of(model, heads, "find sets of", contrast=contrast, outcome=outcome)
     refuse_without_gradients(model, "minimal_sets")
     kept = options.part("gates").checkpoint
@@ -538,7 +538,8 @@ class CircuitCurve(Measured):
         return f"{given}; the other {self.n_tail} follow by layer." if self.n_tail else ""
 
     def printed(self) -> pd.DataFrame:
-        return super().printed().drop(columns=["reversed"] * bool(self.n_tail), errors="ignore")
+        made = super().printed().drop(columns=["reversed"] * bool(self.n_tail), errors="ignore")
+        return made if "faithfulness" in made else made.head(0)  # no curve, no sizes
 
     def details(self) -> list[str]:
         words, n = [f"Ablation: {self.settings.get('ablation')}."], len(self.orders) - 2

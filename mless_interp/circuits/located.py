@@ -443,7 +443,7 @@ class LocatedHeads(Verdicts):
         """Return how often a head must act to be found, from the binomial alone, never from what was observed."""
         n, n_heads, strata = self.judged.effect.n, len(self.heads), len(self.judged.large)
         least = 100 * self.judged.effect.detectable(PER_HEAD * n_heads * (1 + strata))
-        found = f"a head that acts in {least:.0f} % of all problems is found 80 % of the time"
+        found = f"a head that acts in {least:.0f} % of all problems is found at most 80 % of the time"
         return [] if np.isnan(least) else [f"Power: with {n} problems and {count_of(n_heads, 'head')}, {found}."]
 
     def _named_words(self) -> list[str]:

@@ -95,7 +95,9 @@ def transfer(
     search, other = halves(prepared, fresh)
     needed, got = fewest_for(2 * len(CELLS)), f"got {search.n_groups} and {other.n_groups}"
     if search.n_groups < 2 or other.n_groups < needed:
-        raise ValueError(f"a transfer is measured on at least 2 problems and tested on {needed} others or more, {got}")
+        raise ValueError(
+            f"a transfer is measured on 2 problems (or groups) or more and tested on {needed} others, {got}"
+        )
     for pair in (*search.pairs, *other.pairs):
         pair.need_span("a transfer of heads")
         pair.one_block("a transfer of heads")

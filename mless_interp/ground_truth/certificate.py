@@ -108,7 +108,7 @@ def certify_model(model: Model, pairs: Iterable[PromptPair] | None = None, *, pr
     `pairs`: the prompts to run them on (default: `short_pairs`). The largest error over the prompts is compared with the
     tolerance of the model's dtype and backend. An identity that an architecture cannot have is "not applicable" and says why.
     """
-    chosen = tuple(short_pairs(model) if pairs is None else pairs)
+    chosen = followed(short_pairs(model) if pairs is None else pairs)
     if not chosen:
         raise ValueError("there are no pairs to certify the model on")
     if any(pair.boundary_merge for pair in chosen):

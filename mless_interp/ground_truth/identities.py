@@ -274,7 +274,7 @@ def slope_one(case: Case) -> Finding:
         scores, rule = other.scores("held"), case.model.attention_rule(0)
         inside = with_extra(other.pair.span_mask.to(scores.device), rule)
         after = slice(len(other.pair.base) - other.pair.n_after, None)
-        of_rows = metrics.span_log_odds(scores, span=inside)
+        of_rows = metrics.span_log_odds(scores, span=inside, visible=scores > -torch.inf)
         odds.append(of_rows[:, other.pair.shared][:, after])
     slope = (odds[1] - odds[0]) / math.log(DOSES[1] / DOSES[0])
     return apart(slope, torch.ones_like(slope))

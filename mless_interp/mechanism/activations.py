@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count, check_share, checked, count_of, several_of
+from ..core.arguments import Arguments, check_count, check_share, checked, several_of
 from ..metrics import activations as metrics
 from ..metrics.patterns import widened
 from ..metrics.received import kurtosis
@@ -215,10 +215,8 @@ def _verdict(row: Mapping[str, Any], made: Interval, claimed: int, alpha: float)
         return "undefined (fewer than 2 problems)"
     if not moved:
         return "undecided (no problem changed)"
-    if mcnemar(moved, 0) * len(CLAIMS) >= alpha:
-        return f"undecided ({count_of(moved, 'problem')} that {'changes is' if moved == 1 else 'change are'} too few to tell)"
     if row["p_corrected"] >= alpha:
-        return "undecided"
+        return "undecided" + " (too few change)" * (mcnemar(moved, 0) * len(CLAIMS) >= alpha)
     most = 1 if row["n_up"] > row["n_down"] else -1
     if not (float(made.low) > 0 if most > 0 else float(made.high) < 0):
         return "undecided (most problems move one way, the mean's interval does not follow)"

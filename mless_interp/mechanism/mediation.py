@@ -9,12 +9,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, checked
+from ..core.arguments import Arguments, checked, listed
 from ..core.heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.patterns import widened
 from ..models.base import Model
 from ..models.sites import Held, attention_sites, extension_of, site
+from ..patching.effect import SMALLEST_EFFECT
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Measured, Prepared, Settings, prepare, single
 from ..prompts.pairs import PromptPair
@@ -109,17 +110,19 @@ class Mediation(Measured):
         s = self.settings
         here = self.table().query("reading == @self.readings[-1]").set_index("effect")
         told = {name: _with_interval(here.loc[name]) for name in ("scale", "bias", "both")}
+        where = f"layer {s.get('layer')}" if s.get("all_heads", True) else listed(s["heads"])
         sure = [name for name in told if here.loc[name, "p_corrected"] < self.level]
         return (
-            f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}; "
+            f"Through {where} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}; "
             f"only its scale: {told['scale']}; only its bias: {told['bias']} (medians over "
             f"{self.counted}); shown in most problems: {', '.join(sure) or 'none of these'}."
         )
 
     def details(self) -> list[str]:
         found, table = extension_of(self.settings), self.table()
-        apart = table[(table["effect"] == "interaction") & (table["p_corrected"] < self.level)]
-        for _, row in apart.iterrows():
+        apart, both = (table[table["effect"] == name].set_index("reading") for name in ("interaction", "both"))
+        large = apart["median"].abs() > SMALLEST_EFFECT * both["median"].abs()
+        for _, row in apart[large & (holm(apart["p_corrected"].to_numpy()) < self.level)].reset_index().iterrows():
             found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
         edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")
         if len(edits) and not edits[["n_up", "n_down"]].any(axis=None):

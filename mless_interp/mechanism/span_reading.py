@@ -127,8 +127,10 @@ class SpanReadings(Measured):
             name: median_interval(self.by_group(getattr(self, name))).estimate for name in ("own", "others")
         }
         columns |= interval_columns("margin", median_interval(self.margins, confidence=self.confidence))
-        columns |= {"pairs_k": tested.count[0], "pairs_n": tested.n, "pairs_share": tested.share[0]}
-        columns |= {"pairs_share_ci_low": tested.low[0], "pairs_share_ci_high": tested.high[0]}
+        counts = {"pairs_k": tested.count[0], "pairs_n": tested.n, "pairs_share": tested.share[0]}
+        counts |= {"pairs_share_ci_low": tested.low[0], "pairs_share_ci_high": tested.high[0]}
+        known = np.isfinite(tested.p[0])  # elsewhere no pair differs, which is not fewer than by chance
+        columns |= {name: np.where(known, each, np.nan) for name, each in counts.items()}
         columns |= {"p_corrected": tested.p_corrected[0], "readable": np.where(self.found, "readable", "")}
         columns["own_rank"] = self._ranks
         axes = {"reader": list(READERS), "stream": list(map(_layer, self.layers)), "place": self.places}
@@ -210,13 +212,14 @@ class SpanReadings(Measured):
         return found
 
     def caveats(self) -> list[str]:
-        told = super().caveats()
-        if not self.after_question:
-            told.append("A span before the question cannot contain anything of it: insert after the question.")
+        told = []
         needed = statistics.fewest_problems(max(1, int(np.isfinite(self.tested.p).sum())), alpha=self.level)
         most = zip(READERS, self.tested.n.max((1, 2)).tolist(), strict=True)
         if few := ", the ".join(f"{reader} has {n}" for reader, n in most if n < needed):
             told.append(f"Nothing can be shown with fewer than {count_of(needed, 'pair')}: the {few}.")
+        told += super().caveats()
+        if not self.after_question:
+            told.append("A span before the question cannot contain anything of it: insert after the question.")
         told.append(
             "Readable is not used: transplant_span and contrast='computed' show what is read of it. A probe also sees what the "
             "question's words give away (compare an untrained_twin)."

@@ -413,8 +413,11 @@ class Model(ABC):
         assert logits is not None
         return logits
 
-    def _checked(self, inputs: Inputs) -> Inputs:
+    def _checked(self, inputs: object) -> Inputs:
         """Return the input on the model's device with its axes in order, or say clearly what is wrong."""
+        if not isinstance(inputs, Inputs):
+            wanted = "token ids [batch, token] (pair.inserted.tokens) or Inputs (pair.condition('inserted'))"
+            raise TypeError(f"a run takes {wanted}, got {type(inputs).__name__}")
         tokens, positions, mask = inputs.tokens, inputs.position_ids, inputs.attention_mask
         tokens = tokens[None] if tokens.dim() == 1 else tokens
         info, (batch, n_tokens) = self.info, tokens.shape

@@ -150,7 +150,7 @@ def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Mode
         try:
             return _loaded(name, loading, "nnsight")
         except ModelError as other:
-            both = f"{first_line(error).partition('; try ')[0]}. {first_line(other)}"
+            both = f"{first_line(error).partition('; try ')[0].rstrip('.')}. {first_line(other).partition('; use backend')[0]}"
             raise type(error)(f"no backend takes {label!r}. {both}") from error
 
 

@@ -260,8 +260,12 @@ class HeadAttribution(Measured):
         size, found = np.abs(self.inserted - self.masked).max(), []
         if size <= self.resolution:
             found.append("The outcome does not change at all in any problem: there is nothing to attribute.")
-        if self.settings.get("method") == "gate_ig":
-            worst = np.abs(self.completeness).max()
-            large = f", {worst / size:.0%} of the largest effect: raise steps" if worst > 0.05 * size > 0 else ""
-            found.append(f"Largest completeness error {worst:.2e} {self.unit}{large}.")
         return [*found, "Estimates are for screening: name heads with exact sweeps of both directions (locate_heads)."]
+
+    def caveats(self) -> list[str]:
+        if self.settings.get("method") != "gate_ig":
+            return super().caveats()
+        worst, size = (np.abs(each).max() for each in (self.completeness, self.inserted - self.masked))
+        large = f", {100 * worst / size:.0f} % of the effect" if worst > 0.05 * size > 0 else ""
+        error = f"completeness error up to {worst:.1e} {self.unit}{large}"
+        return [f"Mediators are not seen (atp sees them); {error}.", *super().caveats()]

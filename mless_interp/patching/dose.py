@@ -225,10 +225,10 @@ class DoseResponse(Measured):
         together = f"its interval for all {len(self.doses)} doses at once, {self.counted}"
         if np.isnan([low, high]).any():
             together = f"{self.counted}, too few for an interval of all {len(self.doses)} doses at once"
-        grows = f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} in log N"
+        grows = f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} per unit of ln N"
         amount = f"{moved:+#.3g} {self.unit}{limits_of(low, high, '+#.3g')} (median, {together})"
         heads = f"layer {self.layer}, mean of {count_of(len(self.heads), 'head')}"
-        return f"{said}: {amount}; attention to the span ({heads}) grows with slope {grows}."
+        return f"{said}: {amount}; the log odds of attending to the span ({heads}) grow by {grows}."
 
     def details(self) -> list[str]:
         said = "In layer 0 with held positions, identical tokens give slope 1 exactly: it checks the arithmetic."

@@ -247,18 +247,18 @@ class JointKnockout(Measured):
         if self.sets:
             p = f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
             others = f"Of {count_of(len(self.sets), 'random set')} in the same layers"
-            found.append(f"{others} {self.n_as_large or 'none'} does as much; {p}.")
+            found.append(f"{others} {self.n_as_large or 'none'} do{'es' * (self.n_as_large < 2)} as much; {p}.")
         elif self.settings.get("n_random_sets"):
             found.append("There is no other set of the same size in the same layers.")
         if len(self.heads) > 1:
             apart, words = self._turned(self.interaction), "they add up, as far as can be told"
-            made = median_interval(self.by_group(self.interaction), confidence=self.confidence)
+            made = median_interval(apart, confidence=self.confidence)
             if float(sign_test(apart)) < self.level:
                 words = "together they do more than their sum" if np.median(apart) > 0 else "they overlap"
                 if abs(np.median(apart)) <= SMALLEST_EFFECT * self._middle(self.effect[:, None]):
                     words = f"they add up, but for less than {100 * SMALLEST_EFFECT:.0f} % of what they do together"
             words = f": {words}" if np.isfinite(made.low) else ""
-            found.append(f"Interaction (together minus the sum of single knockouts) {with_limits(made)}{words}.")
+            found.append(f"Interaction (above 0: more than the sum of single knockouts) {with_limits(made)}{words}.")
         return found
 
     def printed(self) -> pd.DataFrame:
@@ -432,7 +432,7 @@ class ReadEffects(Parts):
             return []
         n_tests = len(self.heads) * (len(ASKED) * len(READ_EDITS) + len(BESIDE) * (len(READ_EDITS) - 1))
         if self.whole.n < (needed := fewest_for(n_tests, self.confidence)):
-            first = f"Nothing can be shown with fewer than {needed} problems: the edits are described, no more."
+            first = f"Nothing can be shown with fewer than {self.whole.counted(needed)}: the edits are only described."
         else:
             tests = f"p < {self.level:.3g} after Holm over {np.isfinite(self._corrected).sum()} tests"
             how = tests if self.chosen_elsewhere else CHOSEN_HERE

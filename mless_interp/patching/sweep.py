@@ -106,7 +106,7 @@ class Sweep:
         intervention = one_of(edit, known, "edit") if isinstance(edit, str) else edit
         if intervention.needs_span and not found.cuts:
             why = "changes which tokens a head sees, so it needs contrast='content', 'computed' or 'inside'"
-            raise ValueError(f"edit {intervention.name!r} {why}, got {contrast!r}")
+            raise ValueError(f"edit {getattr(edit, 'name', edit)!r} {why}, got {contrast!r}")
         if intervention.acts_in not in ("", direction):
             other = f"use direction={intervention.acts_in!r}"
             raise ValueError(f"edit {intervention.name!r} changes nothing with direction={direction!r}: {other}")

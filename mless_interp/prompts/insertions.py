@@ -342,20 +342,21 @@ def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return ids
 
 
-def _filled(ids: tuple[int, ...], n_tokens: int | None, unit: str) -> tuple[int, ...]:
-    if n_tokens is None:
+def _filled(ids: tuple[int, ...], insertion: Insertion, unit: str) -> tuple[int, ...]:
+    n, places = insertion.n_tokens, len(insertion._spots) if len(ids) > 1 else 1
+    if n is None:
         return ids
-    if n_tokens % len(ids):
-        fewer = f"{n_tokens - n_tokens % len(ids)} or " * (n_tokens > len(ids))
+    if n % (least := places * len(ids)):  # every block ends with a whole unit
+        fewer, at = f"{n - n % least} or " * (n > least), f", as many at each of {places} places" * (places > 1)
         raise ValueError(
-            f"the unit {unit} is {len(ids)} tokens with this tokenizer, which does not divide n_tokens={n_tokens}; "
-            f"use {fewer}{n_tokens * len(ids)} ({n_tokens} times the unit)"
+            f"the unit {unit} is {len(ids)} tokens with this tokenizer, which does not divide n_tokens={n}; "
+            f"use {fewer}{n * least} ({n * places} times the unit{at})"
         )
-    return ids * (n_tokens // len(ids))
+    return ids * (n // len(ids))
 
 
 def _repeated(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
-    return _filled(_encoded(tokenizer, insertion.unit), insertion.n_tokens, repr(insertion.unit))
+    return _filled(_encoded(tokenizer, insertion.unit), insertion, repr(insertion.unit))
 
 
 def _bos(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
@@ -401,7 +402,7 @@ def _pause(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -
 
 
 def _given_ids(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
-    return _filled(insertion.token_ids, insertion.n_tokens, "of ids")
+    return _filled(insertion.token_ids, insertion, "of ids")
 
 
 def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:

@@ -256,14 +256,14 @@ def _chat_parts(tokenizer: Tokenizer, problem: Problem, system: str) -> list[tup
         raise ValueError('this tokenizer has no chat template; use template="raw"')
 
     def rendered(system: str, question: str) -> str:
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        messages = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": question}]
         try:
             return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:
-            raise ValueError(f'the chat template takes no system prompt ({error}); use template="raw"') from error
+            raise ValueError(f'the chat template takes no system prompt ({error}); use "raw" or system=""') from error
 
     marks = ("\u2039mless-system\u203a", "\u2039mless-question\u203a")
-    head, _, rest = rendered(*marks).partition(marks[0])
+    head, _, rest = rendered(*marks).partition(marks[0]) if system else ("", "", rendered("", marks[1]))
     middle, _, tail = rest.partition(marks[1])
     shots, question = problem.examples or "", problem.question
     whole = rendered(system, shots + question)

@@ -163,7 +163,7 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
         why = "holds the current directory and is never replaced; choose another name"
     elif target.exists() and any(target.iterdir()):
         if not overwrite:
-            why = "exists; choose another, or allow overwriting it (--overwrite)"
+            why = "exists; choose another, or allow overwriting it (overwrite=True, --overwrite)"
         elif foreign := ", ".join(foreign_in(target)[:5]):
             why = f"holds what this toolkit did not write there ({foreign}); move that away, or choose another name"
     if why:

@@ -159,7 +159,7 @@ class HeadScores(results.Result):
             beside = f", uniform attention {null:.3g}" if np.isfinite(null) else ""
             if self.twins:
                 largest = [np.nanmax(results.of_heads(twin.middle(metric), twin.heads)) for twin in self.twins]
-                beside += f", untrained twins {np.mean(largest):.3g}"
+                beside += f", the largest of untrained twins {np.mean(largest):.3g}"
             told.append(f"{metric} is largest in {row['label']} ({value}{beside})")
         of = f"{count_of(len(self.heads), 'head')}, means over {n}"
         return f"{self.settings.get('insertion', 'No insertion')}: {'; '.join(told)} ({of})."

@@ -45,10 +45,11 @@ def profiles(
     for column, (profile, head) in enumerate(shown):
         for axes, drawn, aligned in zip(rows[:, column], (conditions, (last,)), (True, False), strict=False):
             for condition in drawn:
-                curve = profile.curve(head, condition, aligned=aligned)
-                _draw_curve(axes, curve, SERIES.get(condition, condition), conditions.index(condition))
-            curve = profile.curve(head, drawn[0], aligned=aligned, null=True)
-            axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
+                at, name = conditions.index(condition), SERIES.get(condition, condition)
+                _draw_curve(axes, profile.curve(head, condition, aligned=aligned), name, at)
+                even = profile.curve(head, condition, aligned=aligned, null=True)
+                style: Style = {"color": GREY, "linewidth": 0.9, "linestyle": LINES[at][1], "zorder": 1}
+                axes.plot(even.position, even.mean, label=f"uniform attention, {name}", **style)
             title = "\n".join([words_of(profile, "model"), words_of(profile, "insertion"), str(head)])
             _label_curve(axes, profile, title if aligned else "", aligned=aligned)
     draw.key_below(picture)

@@ -61,12 +61,12 @@ def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
 def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
     told = "Right answers of 40: no insertion 100.0 %, with it 50.0 %, named set cut off {:.1f} %{}."
     for right, shares, sets in (
-        ((40, 20, 38, 22), (95, ", one random set 55.0 %"), "with 1 of 1 random set (p = 0.5)."),
+        ((40, 20, 38, 22), (95, ", one random set 55.0 %"), "(p = 0.5, the least that so few sets allow)."),
         ((40, 20, 38, 37, 38), (95, ", random 92.5 to 95.0 %"), "with 1 of 2 random sets (p = 0.67)."),
         ((40, 20, 22), (55, ""), "not shown."),
     ):
         first, second = answers_come_back(under_four(*right))
         assert first == told.format(*shares)
         assert second.endswith(sets) and ("; more of the change is undone than with " in second) == (len(right) > 3)
-        assert f"against the insertion {100 * (right[2] - 20) / 40:+.1f} points" in second
+        assert f"compared with the insertion {100 * (right[2] - 20) / 40:+.1f} points" in second
     assert answers_come_back(under_four(40, 20))[0].startswith("No head that reads is named, so none is cut off")

@@ -128,8 +128,8 @@ def test_too_few_used_and_bare_problems_are_refused(monkeypatch: pytest.MonkeyPa
     nobody = replace(located(0.0), total=0 * located().total)
     monkeypatch.setattr(type(model), "_forward", lambda *a, **k: pytest.fail("it ran"))
     for given, options, words in (
-        (pairs[:10], {}, "at least 6 problems are needed to find sets, got 5"),
-        (pairs[:8], {"fresh": pairs[8:10]}, "at least 6 problems are needed to confirm them, got 2"),
+        (pairs[:10], {}, "at least 6 problems .or groups. are needed to find sets, got 5"),
+        (pairs[:8], {"fresh": pairs[8:10]}, "at least 6 problems .or groups. are needed to confirm them, got 2"),
         (pairs[:8], {"fresh": pairs[6:]}, "are among those"),
         (pairs, {"heads": nobody}, "locating named no head"),
         (pairs, {"heads": ["L0H2", "L0H2"]}, "L0H2"),

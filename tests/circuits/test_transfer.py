@@ -106,7 +106,7 @@ def test_the_control_is_never_the_insertion_under_study_and_few_problems_are_ref
     pairs = mi.make_pairs(model, problems, own)
     for given, options, words in (
         (pairs, {"control": own}, "is the insertion under study"),
-        (pairs[:15], {}, "measured on at least 2 problems and tested on 8 others or more, got 8 and 7"),
+        (pairs[:15], {}, "2 problems .or groups. or more and tested on 8 others, got 8 and 7"),
         (mi.make_pairs(model, variants, own), {}, "got 4 and 4"),
         (pairs, {"control": "words"}, "unknown control"),
         (mi.make_pairs(model, problems, blocks), {}, "block"),
