@@ -22,8 +22,8 @@ model
 
 # %% [markdown]
 # The demo model has 4 layers with 28 query heads and 4 key-value heads each, like a slice of Qwen2.5, and answers small
-# word problems. `model.checks` are the figures of the self-check that every model passes at loading: attention rows sum
-# to one, edits of a pattern change the logits, logits agree with plain Hugging Face.
+# word problems. `model.checks` are the figures of the self-check that every model passes at loading: logits agree with
+# plain Hugging Face, a gap of positions is a masked span, replay is a whole pass.
 
 # %%
 print(model.checks)

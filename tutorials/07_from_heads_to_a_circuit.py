@@ -87,7 +87,7 @@ wrote
 # **describes**. The direct effect above, an edit, showed that this way carries nothing.
 #
 # In layer 0 and for identical inserted tokens, a head's input from the span ($\Sigma$) has one direction in all rows
-# and problems, exactly. Hence the cosines of 1.
+# and problems, exactly.
 #
 # ## The demo model
 #
