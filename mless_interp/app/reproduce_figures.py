@@ -23,7 +23,7 @@ class Options(Loading, Saving):
         "A directory or hub id in place of the paper's model; of figure 11's three models NAME=DIRECTORY, repeatable.",
         callback=lambda given: given and [text for text in given if is_model(text.rpartition("=")[2])],
     )
-    tiny: bool = option(False, "Small random stand-ins of the models: to try this command.", "--tiny")
+    tiny: bool = option(False, "Small random stand-ins of the models, without twins: to try this command.", "--tiny")
     problems: str | None = option(
         None,
         "'demo', 'math500' (from the hub), or a .jsonl file. [default: the model's own, else math500]",
