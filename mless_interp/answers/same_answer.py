@@ -157,8 +157,8 @@ def _plain_unit(found: re.Match[str]) -> str:
     if not re.search(r"\d|\\pi", before) or _CHANGES.search(said) or (found[1] is None and _is_product(said)):
         return found[0]
     power, scale, words = re.sub(r"\D", "", found[3] or ""), 0, ""
-    for word in re.findall("[a-z]+", said.lower().replace("metre", "meter")):
-        one = _UNIT_NAMES.get(word.removesuffix("s"), word.removesuffix("s"))
+    for word in re.findall("[a-z]+", said.lower().replace("metre", "meter").replace("(s)", "")):
+        one = _UNIT_NAMES.get(word.removesuffix("s"), word.removesuffix("s") or "second")
         if one in ("square", "cubic"):
             power = power or ("2" if one == "square" else "3")
         elif one in _SCALES:

@@ -46,7 +46,7 @@ def compute(options: Options) -> Computed:
     common = options.common | {"conditions": conditions, "rows": options.rows}
     scored: Any = partial(score_heads, heads=heads, metrics=asked, **common)
     found = scored(model, pairs, checkpoint=options.partial / "scores.jsonl")
-    by = "collapse_relative" if "collapse_relative" in found.metrics else found.metrics[0]
+    by = "collapse_relative" if "collapse_relative" in found.defined else [*found.defined, *found.metrics][0]
     drawn = found.top(by, N_DRAWN)["label"].tolist()
     profile = attention_profile(model, pairs, heads=drawn, checkpoint=options.partial / "profile.jsonl", **common)
     for seed in range(options.twins):
@@ -64,7 +64,7 @@ def present(kept: Kept) -> Presented:
     picture = views.profiles(profile)
     files = {"heads.csv": found.table(), "scores.parquet": found.to_frame(), "curves.csv": profile.curves()}
     files["profile.png"] = picture
-    if "collapse_relative" in found.metrics:
+    if "collapse_relative" in found.defined:
         files["collapse.png"] = views.head_map(found, value="collapse_relative")
     question = f"How much attention does each token receive, conditions {', '.join(found.conditions)}?"
     page = kept.page("What attention heads do with inserted tokens", question, found)

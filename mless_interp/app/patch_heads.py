@@ -75,6 +75,8 @@ def compute(options: Options) -> Computed:
     from ..runtime.loop import stage, stages
 
     model, (pairs, fresh, others) = options.begin(*parts)
+    for pair in others:
+        pair.one_block("answering with heads cut off (--answers)")
     heads = options.heads_of((model.info.n_layers, model.info.n_heads))
     common, partial = options.chosen("outcome", "contrast") | options.common, options.partial
     results: dict[str, Any] = {}

@@ -202,7 +202,7 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
     Loads no model and computes nothing. DIR is the --out of a run. If its pictures failed (an error, a full disk), DIR does
     not exist yet: this command makes the pictures and DIR.
     """
-    asked = line.Saving(out=folder)
+    asked = line.Saving(out=folder.absolute())  # "." has no name
     waiting, shown = ((place / RUN).read_bytes() if (place / RUN).is_file() else b"" for place in (asked.kept, folder))
     whole = waiting in (b"", shown)  # else a newer run waits, beside the one that it replaces
     found = read(folder if whole else asked.kept)

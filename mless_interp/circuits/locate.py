@@ -92,6 +92,7 @@ def locate_heads(
         check_controls(prepared.bare)
         if between.reads_inserted and not all(pair.given for pair in prepared.bare):
             model.need_tokenizer("locate_heads with controls (controls=False does without)")
+            under(prepared, Insertion.random_sentence(prepared.bare[0].n_inserted, seed=seed))  # refused now or never
     _strata(prepared, by)
     fresh = None
     if confirm is not None:

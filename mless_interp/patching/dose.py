@@ -78,17 +78,19 @@ def dose_response(
     asked = tuple(problems)
     each = (make_pairs(model, asked, replace(insertion, n_tokens=dose), template=template) for dose in doses)
     by_dose = [prepare(model, pairs, read_outcome) for pairs in each]
+    follows = all(pair.n_after or pair.answer_prefix_ids for pair in by_dose[0].bare)
+    answered = ANSWERED + ("gap",) * (not follows)  # its twin differs where an inserted token is what is read
 
     def measured(unit: Unit, tick: Tick) -> list[dict[str, object]]:
         per_dose = []
         for prepared in by_dose:
-            per_dose.append({condition: _one(prepared.runs(unit), condition, layer) for condition in ANSWERED})
+            per_dose.append({condition: _one(prepared.runs(unit), condition, layer) for condition in answered})
             tick(1)
         log_odds = {}
         for condition in READ:  # of rows that see the span at every dose
             read = np.stack([each[condition][0] for each in per_dose])
             log_odds[condition] = defined_mean(np.where(np.isfinite(read).all(0), read, np.nan), -1)
-        outcomes = {condition: [each[condition][1] for each in per_dose] for condition in ANSWERED}
+        outcomes = {condition: [each[condition][1] for each in per_dose] for condition in answered}
         base = {"base": _one(by_dose[0].runs(unit), "base", layer)[1]}
         return [{"base": base, "outcomes": outcomes, "log_odds": log_odds}]
 

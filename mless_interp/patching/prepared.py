@@ -91,6 +91,10 @@ class Prepared:
         """Take the problems as a contrast compares them; `ValueError` for those that it cannot compare."""
         for pair in self.bare:
             contrast.start(pair, contrast.conditions[1])
+        for pair in self.pairs if contrast.changes_from == "after" else ():
+            if len(pair.inserted) - min(self.outcome.reads(pair)) < pair.spans[-1][1]:
+                why = f"contrast {contrast.name!r} compares what follows the span, and {pair.id!r} is read at an inserted token"
+                raise ValueError(f'{why}: insert before="question", or give an answer_prefix')
         narrow = min((window for window in self.model.info.windows if window is not None), default=math.inf)
         for pair in self.bare if contrast.conditions[0].hides_own else ():
             if (longest := max(stop - first for first, stop in pair.spans)) >= narrow:

@@ -307,6 +307,8 @@ def _random_sentence(insertion: Insertion, tokenizer: Tokenizer, problem: Proble
     words = _encodable_words(tokenizer)
     if len(words.get(1, ())) < 8:
         words = {1: _ordinary_tokens(tokenizer)}
+    if len(words[1]) < 8:  # too few to be other words than those under study
+        raise ValueError("this tokenizer has fewer than 8 tokens without a digit, too few to draw random words from")
     ids: list[int] = []
     while len(ids) < n_tokens:
         ids += draw.choice([word for size, found in words.items() if size <= n_tokens - len(ids) for word in found])

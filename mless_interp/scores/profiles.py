@@ -249,6 +249,8 @@ class AttentionProfile(results.Result):
         rows = self.table().query("condition == @last")
         of = "inserted" if rows["inserted_relative"].notna().any() else "question"
         level = float(defined_mean(rows[f"{of}_relative"].to_numpy()))
+        if np.isnan(level):
+            return f"Nothing follows the inserted tokens that could attend to them (condition {last})."
         what = "An inserted token" if of == "inserted" else "A token of the question"
         return (
             f"{what} receives {level:.2f} times uniform attention ({listed(self.heads, 3)}, condition {last}, mean over "

@@ -182,10 +182,15 @@ class HeadScores(results.Result):
             *found,
         ]
 
+    @property
+    def defined(self) -> list[str]:
+        """The metrics that are defined in any problem under the last condition."""
+        last = self.conditions[-1]
+        return [metric for metric in self._in(last) if not np.isnan(self.of(metric, last)).all()]
+
     def printed(self) -> pd.DataFrame:
         """Return means (or medians, no costly intervals) of a few metrics, the largest first."""
-        here = self._in(self.conditions[-1])
-        known = [metric for metric in here if not np.isnan(self.of(metric, self.conditions[-1])).all()]
+        known = self.defined
         shown = known if len(known) <= 4 else [metric for metric in PRINTED if metric in known] or known[:5]
         means = {metric: results.of_heads(self.middle(metric, self.conditions[-1]), self.heads) for metric in shown}
         table = pd.DataFrame({"label": list(map(str, self.heads)), **means})
