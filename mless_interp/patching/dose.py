@@ -125,7 +125,7 @@ class DoseResponse(Measured):
     """Log odds of reading the span per problem, dose and head of one layer, and the outcome per problem and dose.
 
     `log_odds[condition]` `[problem, dose, head]` for "inserted" and "held"; `outcomes[condition]` `[problem, dose]` for these
-    and "masked"; `base` `[problem]` is the outcome without any insertion.
+    and "masked" ("gap" too where an inserted token is read); `base` `[problem]` is the outcome without any insertion.
     """
 
     doses: np.ndarray
