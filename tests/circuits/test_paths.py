@@ -154,29 +154,44 @@ def test_an_edge_reads_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),  # of q, k, v, qk, kv, qkv
+    ("values", "how", "words"),  # of q, k, v, qk, kv, qv, qkv; how each of the last four acts
     [
-        ((0, 0.01, 0.01, 0.01, 0.9, 0.9), "k and v act together, 90 % at once (interaction +0.8800 nats, in 16 of 16"),
-        ((0, 0.8, 0.9, 0.8, 0.9, 0.9), "k or v act in each other's place, 90 % at once (interaction -0.8000"),
-        ((0, 0.4, 0.5, 0.4, 0.9, 0.9), ""),
-        ((0, 0.0, 0.01, 0.0, 0.02, 0.9), "q, k and v act together"),
+        (
+            (0, 0.01, 0.01, 0.01, 0.9, 0.01, 0.9),
+            " t t",
+            "k and v act together, 90 % at once (interaction +0.8800 nats, in 16",
+        ),
+        (
+            (0.01, 0, 0.01, 0.01, 0.01, 0.9, 0.9),
+            "  tt",
+            "q and v act together, 90 % at once (interaction +0.8800 nats, in 16",
+        ),
+        (
+            (0, 0.8, 0.9, 0.8, 0.9, 0.9, 0.9),
+            " e e",
+            "k or v act in each other's place, 90 % at once (interaction -0.8000",
+        ),
+        ((0, 0.4, 0.5, 0.4, 0.9, 0.5, 0.9), "", ""),
+        ((0, 0.8, 0.04, 0.7, 0.84, 0.04, 0.84), "", ""),
+        ((0, 0.0, 0.01, 0.0, 0.02, 0.01, 0.9), "   t", "q, k and v act together"),
     ],
 )
-def test_inputs_that_act_together_or_in_each_others_place(values: tuple[float, ...], words: str) -> None:
-    n, edges = 16, tuple(Edge("L0H0", "L1H0", part) for part in ("q", "k", "v", "qk", "kv", "qkv"))
+def test_inputs_that_act_together_or_in_each_others_place(values: tuple[float, ...], how: str, words: str) -> None:
+    n, edges = 16, tuple(Edge("L0H0", "L1H0", part) for part in ("q", "k", "v", "qk", "kv", "qv", "qkv"))
     every = np.tile(values, (n, 1)) + np.linspace(-1e-4, 1e-4, n)[:, None]
     found = mi.PathEffects(
         tuple(map(str, range(n))), edges, every, np.ones(n), "nats", settings={"contrast": "replaced"}
     )
     told = found.together_words()
     assert bool(told) == bool(words) and (told or ["L0H0 -> L1H0: "])[0].startswith(f"L0H0 -> L1H0: {words}")
-    q, k, v, qk, kv, qkv = values
-    between = [qk - q - k, kv - k - v, qkv - q - k - v]
+    q, k, v, qk, kv, qv, qkv = values
+    between = [qk - q - k, kv - k - v, qv - q - v, qkv - q - k - v]
     table = found.together()
+    assert table["how"].tolist() == [{" ": "", "t": "together", "e": "either"}[each] for each in f"{how:4}"]
     assert table["interaction"].tolist() == pytest.approx(between, abs=1e-3) and set(table["n"]) == {n}
-    assert table["share"].tolist() == pytest.approx([qk, kv, qkv], abs=1e-3)
+    assert table["share"].tolist() == pytest.approx([qk, kv, qv, qkv], abs=1e-3)
     acts = np.abs(between) > 0.05
-    assert table["k"].tolist() == list(n * acts) and table["p"][acts].tolist() == [6 * 2.0**-n] * acts.sum()
+    assert table["k"].tolist() == list(n * acts) and table["p"][acts].tolist() == [8 * 2.0**-n] * acts.sum()
 
 
 @needs_hooked_transformer
