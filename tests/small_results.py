@@ -28,7 +28,7 @@ from mless_interp.patching.knockouts import JointKnockout, ReadEffects
 from mless_interp.patching.sweep import PatchScores
 from mless_interp.patching.transplant import Transplant
 from mless_interp.runtime.base_result import Result
-from mless_interp.scores import AttentionProfile, HeadScores, SegmentAttention
+from mless_interp.scores import AttentionProfile, HeadScores
 from mless_interp.scores.score import OF_SINKS
 
 SIX = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
@@ -178,15 +178,12 @@ def rated(scale: float = 1.0, n: int = 4) -> Any:
     return HeadScores(problems(n), ("base", "inserted"), heads, values, null)
 
 
-def between_segments(n: int = 3) -> SegmentAttention:
-    """Three segments of six heads; the question reads the span as much as head and problem say, the rest itself."""
-    masses = np.zeros((n, 2, 3, 3, 3))
-    masses[..., 0, 0] = 1.0
-    masses[..., 1, :2] = 0.5
-    masses[..., 2, 1] = 0.3 + np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
-    masses[..., 2, 2] = 1 - masses[..., 2, 1]
-    named = ("system", "inserted", "question")
-    return SegmentAttention(problems(n), SIX, named, {"inserted": masses}, settings=SETTINGS)
+def between_segments(n: int = 3) -> dict[str, dict[str, np.ndarray]]:
+    """Attention among two segments of six heads; the question reads the span as much as head and problem say."""
+    read = 0.3 + np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
+    shares = {"question_to_inserted": read, "question_to_question": 1 - read}
+    found = {name: {"base": float(name[-1] == "n") + 0 * read, "inserted": each} for name, each in shares.items()}
+    return found | {"inserted_to_inserted": {"inserted": np.ones_like(read)}}
 
 
 def profiled(level: float = 0.02) -> AttentionProfile:
@@ -693,11 +690,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "HeadScores, undefined": lambda: replace(scored(), values={"lam": {"inserted": np.full((3, 2, 3), np.nan)}}),
     "AttentionProfile of uneven prompts": uneven,
     "AttentionProfile of one problem": lambda: replace(uneven(1), conditions=("base",)),
-    "SegmentAttention of two conditions": lambda: replace(
-        between_segments(),
-        values={"inserted": between_segments().values["inserted"] / 2, "base": between_segments().values["inserted"]},
-    ),
-    "SegmentAttention without a question": lambda: replace(between_segments(), segments=("bos", "system", "examples")),
+    "HeadScores of segments": lambda: replace(scored(), values=between_segments(), conditions=("base", "inserted")),
     "Transplant, the other way": lambda: transplanted(-0.5),
     "Transplant, not established": lambda: transplanted(0.02),
     "Transplant of few": lambda: transplanted(n=4),
