@@ -81,41 +81,28 @@ def non_sink_span_mass(pattern: Pattern, *, span: Segment, sink: Segment, visibl
 
 
 def log_density_ratio(
-    pattern: Pattern, *, span: Segment, sink: Segment | None = None, visible: Visible | None = None
+    pattern: Pattern,
+    *,
+    span: Segment,
+    sink: Segment | None = None,
+    visible: Visible | None = None,
+    scores: Float[Tensor, "*lead dest src"] | None = None,
 ) -> PerRow:
     r"""Return how much more attention a span token gets than another visible token, as a log ratio in nats.
 
     $\mathrm{LD}_i = \ln \frac{m_i / n_i}{(1 - m_i - s_i) / (c_i - n_i - k_i)}$, with $c_i$ visible keys, $n_i$ of them in the
     span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None`: both 0). Below 0: the span is avoided token by token; 0:
-    uniform. NaN without a visible span key or other key; infinite where probabilities underflow. Source: project's own
-    (methods 4.3).
+    uniform. NaN without a visible span key or other key; infinite where probabilities underflow, unless attention scores before
+    the softmax are given: `scores` are read in the pattern's place, and may hold anything at keys that are not visible. Source:
+    project's own (methods 4.3).
 
     >>> log_density_ratio(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.4, 0.4, 0.2]]),
     ...                   span=torch.tensor([False, False, True])).exp()
     tensor([   nan,    nan, 0.5000])
     """
-    pattern, visible = patterns.prepared(pattern, visible)
-    return log_density_ratio_from_scores(pattern.log(), span=span, sink=sink, visible=visible)
-
-
-def log_density_ratio_from_scores(
-    scores: Float[Tensor, "*lead dest src"],
-    *,
-    span: Segment,
-    sink: Segment | None = None,
-    visible: Visible | None = None,
-) -> PerRow:
-    r"""Return `log_density_ratio` from attention scores before the softmax, in nats: finite where probabilities underflow.
-
-    $$ \mathrm{LD}_i = \operatorname{LSE}_{k \in I} s_{ik} - \ln n_i
-       - \operatorname{LSE}_{j \notin I \cup K_0} s_{ij} + \ln (c_i - n_i - k_i) $$
-
-    Scores of keys that are not visible may hold anything.
-
-    >>> log_density_ratio_from_scores(torch.tensor([[0.0, 0.0, -200.0]]), span=torch.tensor([False, False, True]),
-    ...                               visible=torch.tensor([[True, True, True]]))
-    tensor([-200.])
-    """
+    if scores is None:
+        pattern, visible = patterns.prepared(pattern, visible)
+        scores = pattern.log()
     patterns.check_span(span, n_tokens=scores.shape[-1])
     if sink is not None:
         _check_sink(sink, span)

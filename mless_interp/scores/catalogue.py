@@ -158,9 +158,7 @@ def _output_weight(rows: Rows) -> Tensor:
 
 def _density(rows: Rows) -> Tensor:
     given = {"span": rows.span, "sink": rows.sink, "visible": rows.block.visible}
-    if rows.block.scores is None:
-        return attention.log_density_ratio(rows.block.pattern, **given)
-    return attention.log_density_ratio_from_scores(rows.block.scores, **given)
+    return attention.log_density_ratio(rows.block.pattern, scores=rows.block.scores, **given)
 
 
 def _distance(formula: Callable[[Tensor, Tensor], Tensor], rows: Rows) -> Tensor:
