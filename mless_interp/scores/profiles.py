@@ -84,17 +84,6 @@ def attention_profile(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A mean over `n` problems with its interval, `[token]`: the insertion points of all problems have one `position`."""
-
-    position: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    n: np.ndarray
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionProfile(results.Result):
     """Received attention, a probability: `received[condition][problem]` is `[head, token]` over the whole sequence.
@@ -149,9 +138,10 @@ class AttentionProfile(results.Result):
 
     def curve(
         self, head: Head | str, condition: str, *, aligned: bool = False, relative: bool = False, null: bool = False
-    ) -> Curve:
-        """Return one head's mean profile over problems (`null`: uniform attention's) with its bootstrap interval, insertion
-        points on top of each other; tokens that fewer than half of the problems have are left out."""
+    ) -> pd.DataFrame:
+        """Return one head's mean profile over problems (`null`: uniform attention's) with its bootstrap interval, a row per
+        position: position, mean, low, high, n. Insertion points lie on top of each other; tokens that fewer than half of the
+        problems have are NaN."""
         row, source = self.of(head), replace(self, received=self.uniform) if null else self
         found = [values[row] for values in (source.aligned if aligned else source.whole)(condition, relative=relative)]
         grid = self.by_group(self._on_insertion_points(found))
@@ -162,7 +152,7 @@ class AttentionProfile(results.Result):
             low, high = interval.low, interval.high
         shown = n >= max(1.0, 0.5 * len(grid))
         mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))
-        return Curve(np.arange(len(mean)), mean, low, high, n)
+        return pd.DataFrame({"position": np.arange(len(mean)), "mean": mean, "low": low, "high": high, "n": n})
 
     def _on_insertion_points(self, found: Sequence[np.ndarray]) -> np.ndarray:
         """Return one array per problem `[token]` as `[problem, token]`, NaN where a problem has no token."""
@@ -181,7 +171,7 @@ class AttentionProfile(results.Result):
             both = (self.curve(head, condition, aligned=tokens == "shared", null=null) for null in (False, True))
             curve, uniform = both
             fixed = {"label": str(head), "paper_label": head.paper_label, "condition": condition, "tokens": tokens}
-            parts.append(pd.DataFrame({**fixed, **vars(curve), "uniform": uniform.mean}))
+            parts.append(pd.DataFrame({**fixed, **curve, "uniform": uniform["mean"]}))
         return pd.concat(parts, ignore_index=True)
 
     def shaded(self, condition: str) -> tuple[tuple[int, int], ...]:

@@ -21,12 +21,12 @@ NAN = np.nan
 
 def test_curves_put_insertion_points_on_each_other() -> None:
     curve = uneven().curve(Head(0, 13), "inserted")
-    np.testing.assert_allclose(curve.mean, [0.5, 0.25, 0.1, 0.15, 0.1, NAN])
-    assert curve.n.tolist() == [1, 2, 2, 2, 2, 0]
-    assert (curve.low[1:5] <= curve.mean[1:5]).all() and (curve.mean[1:5] <= curve.high[1:5]).all()
+    np.testing.assert_allclose(curve["mean"], [0.5, 0.25, 0.1, 0.15, 0.1, NAN])
+    assert curve["n"].tolist() == [1, 2, 2, 2, 2, 0]
+    assert (curve["low"][1:5] <= curve["mean"][1:5]).all() and (curve["mean"][1:5] <= curve["high"][1:5]).all()
     assert uneven().shaded("inserted") == ((2, 4),) and uneven().shaded("base") == ()
     null = uneven().curve(Head(0, 13), "inserted", null=True)
-    np.testing.assert_allclose(null.mean, [0.25, 0.25, 0.2, 0.2, 0.15, NAN])
+    np.testing.assert_allclose(null["mean"], [0.25, 0.25, 0.2, 0.2, 0.15, NAN])
 
 
 def test_levels_are_means_over_segments() -> None:
