@@ -25,7 +25,7 @@ from ..runtime.columns import ends_of
 from ..runtime.loop import RunOptions
 from ..runtime.user_code import codes_of
 from ..runtime.workers import Tick, Unit
-from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
+from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval
 from . import streaming
 from .catalogue import COLUMNS, METRICS, Metric, OwnMetric, Profile, chosen_metrics, metric_shown
 
@@ -40,8 +40,7 @@ TOLD = ("span_mass", "collapse_relative")
 """Metrics whose largest head the headline names."""
 MASSIVE = 10.0
 """A span token whose residual stream is this many times as long as other tokens' is a sink (the project's own number)."""
-LONGEST = ("span_residual_norm", "span_first_residual_norm")
-OF_SINKS = ("span_sink_rate", *LONGEST)
+OF_SINKS = ("span_sink_rate", "span_residual_norm", "span_first_residual_norm")
 """What tells whether the span is a sink."""
 N_RESAMPLES = 2000
 
@@ -127,10 +126,15 @@ class HeadScores(results.Result):
         return pd.concat(parts, ignore_index=True)
 
     def sinks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Count the problems in which the span is a sink to each head (`is_sink`), and those where that is known, `[head]`."""
-        sunk = is_sink(self)
-        unknown = ~sunk & np.any([np.isnan(results.of_heads(self.of(name), self.heads)) for name in OF_SINKS], axis=0)
-        known = self.by_group(np.where(unknown, np.nan, sunk))
+        """Count the problems in which the span is a sink to each head, and those where that is known, `[head]`.
+
+        Some span token gets more than 0.3 of the attention of all rows that see it; or, in the residual stream that the head
+        reads, the span's tokens, or the first of them, are at least `MASSIVE` times as long as others. Source: Gu et al.
+        (2410.10781), Sun et al. (2402.17762), secondary sinks (2512.22213), repeated tokens (2503.08908).
+        """
+        found = np.stack([results.of_heads(self.of(name), self.heads) for name in OF_SINKS])
+        sunk = (found[0] > 0) | (found[1:] >= MASSIVE).any(0)
+        known = self.by_group(np.where(~sunk & np.isnan(found).any(0), np.nan, sunk))
         return (known > 0.5).sum(0), (~np.isnan(known)).sum(0)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
@@ -235,32 +239,12 @@ class HeadScores(results.Result):
         return replace(found, estimate=mean)
 
     def _sink_words(self) -> str:
-        """Tell to how many heads the span is a sink in most problems, and to which most often."""
         every = [each.sinks() for each in (self, *self.twins)]
-        counts, n = every[0]
-        if not n.any():
+        if not every[0][1].any():
             return "Is the span an attention sink? Undefined for every head."
-        most = int(np.where(n > 0, counts / np.maximum(n, 1), -1.0).argmax())
-        limits = wilson(int(counts[most]), int(n[most]), confidence=self.confidence)
-        interval = f"{100 * float(limits.low):.0f}, {100 * float(limits.high):.0f}"
         own, *twins = (int((2 * sunk > known).sum()) for sunk, known in every)
         untrained = f" In untrained twins: to {' and '.join(map(str, twins))}." if twins else ""
-        return (
-            f"Is the span an attention sink? In most problems to {own} of "
-            f"{count_of(len(counts), 'head')}; most often to {self.heads[most]}, in {counts[most]} of "
-            f"{results.counted(int(n[most]), self.groups)} ({100 * counts[most] / n[most]:.0f} % [{interval}]).{untrained}"
-        )
-
-
-def is_sink(scores: HeadScores) -> np.ndarray:
-    """Tell whether the span is a sink to a head, `[problem, head]`: to its attention, or in the residual stream that it reads.
-
-    Some span token gets more than 0.3 of the attention of all rows that see it; or the span's tokens, or the first of them, are
-    at least `MASSIVE` times as long as others. Source: Gu et al. (2410.10781), Sun et al. (2402.17762), secondary sinks
-    (2512.22213), repeated tokens (2503.08908).
-    """
-    attended = results.of_heads(scores.of("span_sink_rate"), scores.heads) > 0
-    return attended | np.any([results.of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST], axis=0)
+        return f"Is the span an attention sink? In most problems to {own} of {count_of(len(self.heads), 'head')}.{untrained}"
 
 
 @checked
