@@ -1,11 +1,9 @@
 """The attention that each token receives, and whether tokens are attention sinks.
 
 Received attention is a mean over the rows that read a token: `received_sums` of blocks of rows add up, and
-`received_from_sums` divides at the end. A sink token has a residual stream many times longer than others', in the direction of
+`received_attention` divides at the end. A sink token has a residual stream many times longer than others', in the direction of
 the first token's, and a value vector that is nearly nothing, so that attention on it does little.
 """
-
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -61,30 +59,20 @@ def _row_positions(pattern: Pattern, dest_positions: DestPositions | None) -> De
     return dest_positions
 
 
-def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) -> PerColumn:
-    """Return the mean attention received by each token, a probability, from summed-up blocks of rows.
+def received_attention(sums: PerColumn, counts: Counts, *, min_rows: int = 3) -> PerColumn:
+    r"""Return the mean attention that each token receives from the tokens after it that see it, a probability.
 
-    NaN for tokens read by fewer than `min_rows` rows: the tail of a prompt, the sink, padding.
+    $r_j = S_j / n_j$ of `received_sums`, added up over blocks of rows. 0: nobody reads it; 1: everybody reads nothing else. It
+    falls with position by itself (later rows have more keys): compare with `uniform_pattern`'s. NaN for tokens read by fewer
+    than `min_rows` rows: the last one always, the sink, padding. Source: arXiv 2510.01032 p. 3, after Bogdan et al. 2025 (arXiv
+    2506.19143). The paper takes all rows, leaves out the first token for Llama and Gemma, and says nothing about sliding
+    windows: rows that cannot see a token do not count.
 
-    >>> received_from_sums(torch.tensor([1.1, 0.3, 0.0]), torch.tensor([2, 1, 0]), min_rows=1)
+    >>> pattern = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]])
+    >>> received_attention(*received_sums(pattern), min_rows=1)
     tensor([0.5500, 0.3000,    nan])
     """
     return torch.where(counts >= max(min_rows, 1), sums / counts.clamp(min=1), torch.nan)
-
-
-def received_attention(pattern: Pattern, *, min_rows: int = 3, **options: Any) -> PerColumn:
-    r"""Return the mean attention that each token receives from the tokens after it that see it, a probability.
-
-    $r_j = \frac{1}{|R_j|} \sum_{i \in R_j} A_{ij}$, $R_j$ and the `options` those of `received_sums`. 0: nobody reads it; 1:
-    everybody reads nothing else. It falls with position by itself (later rows have more keys): compare with
-    `uniform_pattern`'s. NaN for tokens read by fewer than `min_rows` rows, the last one always. Source: arXiv 2510.01032 p. 3,
-    after Bogdan et al. 2025 (arXiv 2506.19143). The paper takes all rows, leaves out the first token for Llama and Gemma, and
-    says nothing about sliding windows: rows that cannot see a token do not count.
-
-    >>> received_attention(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]), min_rows=1)
-    tensor([0.5500, 0.3000,    nan])
-    """
-    return received_from_sums(*received_sums(pattern, **options), min_rows=min_rows)
 
 
 def relative_received(received: PerColumn, uniform: PerColumn) -> PerColumn:

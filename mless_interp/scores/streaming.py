@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.arguments import Arguments
 from ..metrics.patterns import RowChoice, computed_once, uniform_pattern, widened, with_sink_key
-from ..metrics.received import received_from_sums, received_sums
+from ..metrics.received import received_attention, received_sums
 from ..models.attention_math import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.info import AttentionRule, Inputs, Reducer
@@ -234,7 +234,7 @@ class Reduced:
 
     def mean(self, kind: str, min_rows: int) -> Tensor:
         """Return each token's mean attention `[head, token]`: from later tokens ("received"), or from itself too ("alpha")."""
-        return received_from_sums(self.numbers[kind, "sum"], self.numbers[kind, "count"], min_rows=min_rows)
+        return received_attention(self.numbers[kind, "sum"], self.numbers[kind, "count"], min_rows=min_rows)
 
 
 def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside: Any) -> Reduced:

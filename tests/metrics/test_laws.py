@@ -115,8 +115,12 @@ OF_PATTERNS: dict[str, Callable[..., torch.Tensor]] = {
 """Metrics of each row of a pattern `p`, with its visible keys `v` and masks, values and output weights `m`; rows last."""
 
 OF_COLUMNS: dict[str, Callable[..., torch.Tensor]] = {
-    "received": lambda p, v, m: received.received_attention(p, rows=m["rows"], min_rows=1, **v),
-    "received_no_sink": lambda p, v, m: received.received_attention(p, sink=m["sink"], min_rows=1, **v),
+    "received": lambda p, v, m: received.received_attention(
+        *received.received_sums(p, rows=m["rows"], **v), min_rows=1
+    ),
+    "received_no_sink": lambda p, v, m: received.received_attention(
+        *received.received_sums(p, sink=m["sink"], **v), min_rows=1
+    ),
 }
 
 PROFILE, OTHER, VECTORS = random(2, 3, N).abs(), random(2, 3, N, seed=1).abs(), random(2, 3, N, 4)
