@@ -8,7 +8,7 @@ the first token's, and a value vector that is nearly nothing, so that attention 
 import torch
 from jaxtyping import Float
 
-from ..core.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Vectors, Visible
+from ..core.shapes import Counts, Pattern, PerColumn, PerHead, Segment, Vectors, Visible
 from .patterns import check_segment, prepared, segment_mean, widened
 
 
@@ -19,19 +19,26 @@ def received_sums(
     diag: bool = False,
     sink: Segment | None = None,
     visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
+    first: int | None = None,
 ) -> tuple[PerColumn, Counts]:
     r"""Return the attention that each token receives, summed over the rows of this block that read it, and their number.
 
     $S_j = \sum_{i \in R_j} A_{ij}$, $n_j = |R_j|$, $R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\}$. `rows` is a mask
-    over all tokens; `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows,
-    given with their `visible` keys and their `dest_positions`, add.
+    over all tokens; `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows, given with
+    their `visible` keys and the position of their `first` row, add.
 
     >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
     (tensor([1.1000, 0.3000, 0.0000]), tensor([2, 1, 0]))
     """
-    n_tokens = pattern.shape[-1]
-    queries = _row_positions(pattern, dest_positions)
+    n_rows, n_tokens = pattern.shape[-2:]
+    if first is None and n_rows == n_tokens:
+        first = 0
+    if first is None or not 0 <= first <= n_tokens - n_rows:
+        raise ValueError(
+            f"a block of {n_rows} rows over {n_tokens} keys needs first: the position of its first row's token, counted from "
+            f"the start of the whole (padded) prompt, in 0 to {n_tokens - n_rows}; got {first}"
+        )
+    queries = torch.arange(first, first + n_rows, device=pattern.device)
     pattern, visible = prepared(pattern, visible)
     counted = visible & (torch.arange(n_tokens, device=pattern.device) < queries[:, None] + int(diag))
     if rows is not None:
@@ -42,21 +49,6 @@ def received_sums(
         counted = counted & ~sink[..., None, :]
     sums = torch.where(counted, pattern, 0).sum(-2)
     return sums, counted.sum(-2).expand(sums.shape)
-
-
-def _row_positions(pattern: Pattern, dest_positions: DestPositions | None) -> DestPositions:
-    """Return which token each row of a block belongs to; all tokens in order by default."""
-    n_rows, n_tokens = pattern.shape[-2:]
-    if dest_positions is None and n_rows == n_tokens:
-        return torch.arange(n_tokens, device=pattern.device)
-    fits = dest_positions is not None and dest_positions.shape == (n_rows,)
-    if dest_positions is None or not fits or ((dest_positions < 0) | (dest_positions >= n_tokens)).any():
-        got = None if dest_positions is None else dest_positions.tolist()
-        raise ValueError(
-            f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions: the position of each row's token from 0 to "
-            f"{n_tokens - 1}, counted from the start of the whole (padded) prompt; got {got}"
-        )
-    return dest_positions
 
 
 def received_attention(sums: PerColumn, counts: Counts, *, min_rows: int = 3) -> PerColumn:

@@ -250,7 +250,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside:
 
     for block in blocks:
         with computed_once():
-            seen: Arguments = {"visible": block.visible, "dest_positions": block.positions}
+            seen: Arguments = {"visible": block.visible, "first": block.first}
             if plan.received:
                 sink = block.mask(layout.sink, extra=True) if plan.exclude_sink else None
                 received = received_sums(block.pattern, rows=block.mask(layout.rows), sink=sink, **seen)

@@ -206,7 +206,7 @@ def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> 
         options = {"rows": rows, "sink": left_out}
         sums, counts = received.received_sums(pattern, visible=visible, **options)
         parts = [
-            received.received_sums(pattern[part], visible=visible[part], dest_positions=part, **options)
+            received.received_sums(pattern[part], visible=visible[part], first=int(part[0]), **options)
             for part in torch.arange(14).split(5)
         ]
         same(sum(part[0] for part in parts), sums)
