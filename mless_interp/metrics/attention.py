@@ -273,7 +273,7 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
     r"""Return the Jensen-Shannon divergence of two rows, in bits, in [0, 1].
 
     $\tfrac12 \sum_j p_j \log_2 \frac{p_j}{m_j} + \tfrac12 \sum_j q_j \log_2 \frac{q_j}{m_j}, \quad m = (p + q) / 2$. 0:
-    equal; 1: disjoint.
+    equal; 1: disjoint. Its square root is a metric, the Jensen-Shannon distance.
 
     >>> jensen_shannon_divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
     tensor(1.)
@@ -283,11 +283,6 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
     lean = torch.where(middle > 0, (p - middle) / middle, 0)  # p = middle (1 + lean): near rows do not cancel
     nats = middle * (torch.special.xlog1py(1 + lean, lean) + torch.special.xlog1py(1 - lean, -lean)) / 2
     return (nats.sum(-1) / math.log(2)).clamp(0, 1)
-
-
-def jensen_shannon_distance(p: Distribution, q: Distribution) -> Distance:
-    """Return the square root of the Jensen-Shannon divergence in bits: a metric, in [0, 1]."""
-    return jensen_shannon_divergence(p, q).sqrt()
 
 
 def hellinger(p: Distribution, q: Distribution) -> Distance:

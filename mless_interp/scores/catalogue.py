@@ -234,7 +234,7 @@ ROWS: Formulas = {
     "entropy_outside": partial(_chain, 1),
     "entropy_inside": partial(_chain, 2),
     "span_output_weight": _output_weight,
-    "js_distance": partial(_distance, attention.jensen_shannon_distance),
+    "js_distance": partial(_distance, lambda p, q: attention.jensen_shannon_divergence(p, q).sqrt()),
     "hellinger": partial(_distance, attention.hellinger),
     "total_variation": partial(_distance, attention.total_variation),
 }
