@@ -310,25 +310,16 @@ def total_variation(p: Distribution, q: Distribution) -> Distance:
     return (p - q).abs().sum(-1) / 2
 
 
-def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for others."""
+def _checked(p: Tensor, q: Tensor) -> list[Tensor]:
+    """Return both rows as `prepared` returns them, or NaN where all of a row is; ValueError for rows that are none."""
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(
             f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "
             "renormalised_rows"
         )
     checked = []
-    for name, rows in (("first", p), ("second", q)):
-        wide = patterns.widened(rows)
-        tolerance, below = patterns.ROW_SUM_TOLERANCE[rows.dtype], wide.amin(-1, keepdim=True)
-        wide = wide.clamp(min=0)
-        sums = wide.sum(-1, keepdim=True)
-        bad = ~((sums - 1).abs() <= tolerance) & ~wide.isnan().all(-1, keepdim=True)  # a row of NaN is undefined
-        bad |= below < -tolerance
-        if bad.any():
-            raise ValueError(
-                f"the {name} rows must be probabilities that sum to 1, but one sums to {sums[bad][0].item():.6g} with a least "
-                f"entry of {below[bad][0].item():.6g}; after dropping the span's keys use renormalised_rows"
-            )
-        checked.append(wide / sums if rows.dtype in (torch.float16, torch.bfloat16) else wide)
-    return checked[0], checked[1]
+    for rows in (p, q):
+        known = ~rows.isnan().all(-1, keepdim=True).expand(rows.shape)
+        wide, _ = patterns.prepared(rows[..., None, :], known[..., None, :])
+        checked.append(torch.where(known, wide[..., 0, :], torch.nan))
+    return checked

@@ -252,8 +252,8 @@ def test_every_row_that_is_no_probability_is_refused_by_every_metric() -> None:
             with pytest.raises(ValueError, match=r"sum to 1 .* row \[2\]"):
                 metric(torch.cat([GOOD[:2], torch.tensor([row])]), **asked(metric, NEEDED))
         for distance in takes("p"):
-            for which, pair in (("second", (GOOD[2], torch.tensor(row))), ("first", (torch.tensor(row), GOOD[2]))):
-                with pytest.raises(ValueError, match=f"the {which} rows must be probabilities that sum to 1"):
+            for pair in ((GOOD[2], torch.tensor(row)), (torch.tensor(row), GOOD[2])):
+                with pytest.raises(ValueError, match="must hold probabilities and sum to 1"):
                     distance(*pair)
         if kind != "too little":
             with pytest.raises(ValueError, match=r"sum to 1 at most .* row \[2\]"):
