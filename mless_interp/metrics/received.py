@@ -90,14 +90,10 @@ def kurtosis(values: PerColumn) -> PerHead:
     tensor(-2.)
     """
     values = widened(values)
-    keep = ~values.isnan()
-    n = keep.sum(-1)
-    filled = torch.where(keep, values, 0)
-    deviation = torch.where(keep, filled - (filled.sum(-1) / n)[..., None], 0)
-    variance = deviation.square().sum(-1) / n
-    top = torch.where(keep, values, -torch.inf).amax(-1)
-    varied = top > torch.where(keep, values, torch.inf).amin(-1)
-    return torch.where(varied, deviation.pow(4).sum(-1) / n / variance.square() - 3, torch.nan)
+    deviation = values - values.nanmean(-1, keepdim=True)
+    variance = deviation.square().nanmean(-1)
+    varied = values.nan_to_num(nan=-torch.inf).amax(-1) > values.nan_to_num(nan=torch.inf).amin(-1)
+    return torch.where(varied, deviation.pow(4).nanmean(-1) / variance.square() - 3, torch.nan)
 
 
 def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> PerHead:
