@@ -749,8 +749,9 @@ def told(name: str) -> str:
                 page.append(f"page: {each.caption} {len(each.rows)} rows, {each.at_once} columns at once; {notes}")
                 page += [each.sentence(row) for row in dict.fromkeys((0, len(each.rows) - 1)) if each.rows]
             elif each.kind == "head_map":
-                page.append(f"page: map of {each.column.heading}, {each.limit}, {each.marked_means}, {each.below}")
-                squares = (f"{square['colour']}{'*' * square['marked']}" for square in each.squares)
+                column, limit, means, below = (each.shown[name] for name in ("column", "limit", "means", "below"))
+                page.append(f"page: map of {column.heading}, {limit}, {means}, {below}")
+                squares = (f"{square['colour']}{'*' * square['marked']}" for square in each.shown["squares"])
                 page.append(" ".join(squares))
     units = {str(result.quantity(column)): column for column in result.table()}
     page += [f"quantity: {column}: {unit}" for unit, column in units.items()]
