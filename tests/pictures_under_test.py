@@ -180,7 +180,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "page, many tables": lambda: page_of(replace(small.located(), confirmation=small.confirmed())),
     "page, a metric": lambda: page_of(small.scored(), viewed=True),
     "view, of anything": lambda: (
-        View("<t>", "<b>b</b>", {"x": "</script> & <b>"}).page().replace(shared_script(), "...")
+        View("<t>", "<b>b</b>", {"x": "</script> & <b>"})._repr_html_().replace(shared_script(), "...")
     ),
     "view": viewed,
     "view, one condition": lambda: viewed(0),
