@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import chain
@@ -140,17 +140,9 @@ class Report:
         """Add what a section found, in one sentence, in bold."""
         return self._with(Block("answer", text))
 
-    def table(
-        self,
-        frame: pd.DataFrame,
-        caption: str,
-        *,
-        columns: Sequence[str] | Mapping[str, str] | None = None,
-        of: type[Result] = Result,
-    ) -> "Report":
-        """Add a data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them;
-        they mean what they do in tables `of` that kind of result."""
-        return self._with(TextTable.of(frame, caption, columns=columns, known=of.declared()))
+    def table(self, frame: pd.DataFrame, caption: str, *, of: type[Result] = Result) -> "Report":
+        """Add a data frame as a table that sorts; its columns mean what they do in tables `of` that kind of result."""
+        return self._with(TextTable.of(frame, caption, known=of.declared()))
 
     def figure(self, picture: Any, caption: str) -> "Report":
         """Add a matplotlib figure as PNG."""
