@@ -105,6 +105,7 @@ class AttentionProfile(results.Result):
     confidence: float = CONFIDENCE
 
     picture = "profiles"
+    caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
     drawn = ("inserted_relative", "question_relative")
     columns = columns_of("""
         before_received | before the span | | attention that a token before the span receives, mean
@@ -255,13 +256,6 @@ class AttentionProfile(results.Result):
             f"{self.counted} of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, "
             f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         ]
-
-    def shown(self) -> results.Shown:
-        caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
-        table = self.table()
-        columns = [name for name in table if name not in ("layer", "head")]
-        drawn = results.head_map(table, self.drawn, columns)
-        return results.Shown((results.ShownTable(table, caption, columns),), drawn)
 
 
 @checked
