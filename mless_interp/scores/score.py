@@ -32,12 +32,9 @@ from .catalogue import COLUMNS, METRICS, Metric, OwnMetric, Profile, chosen_metr
 T = TypeVar("T")
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
 
-USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
-"""Metrics whose intervals a page shows; of all others it shows the means."""
-PRINTED = ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned")
-"""Metrics that a print shows, where they are here."""
-TOLD = ("span_mass", "collapse_relative")
-"""Metrics whose largest head the headline names."""
+USUAL = ("span_mass", "collapse_relative", "log_density_ratio", "recovery_aligned", "entropy")
+"""Metrics whose intervals a page shows (of all others the means); a print shows the first four, and the headline names the
+largest head of the first two."""
 MASSIVE = 10.0
 """A span token whose residual stream is this many times as long as other tokens' is a sink (the project's own number)."""
 OF_SINKS = ("span_sink_rate", "span_residual_norm", "span_first_residual_norm")
@@ -156,7 +153,7 @@ class HeadScores(results.Result):
         if not known:
             return f"Nothing is defined of the span of {self.settings.get('insertion')}."
         told = []
-        for metric in [name for name in TOLD if name in known] or known[:1]:
+        for metric in [name for name in USUAL[:2] if name in known] or known[:1]:
             row = table.loc[table[metric].idxmax()]
             value = f"{row[metric]:.3g}{results.limits_of(row[f'{metric}_ci_low'], row[f'{metric}_ci_high'], '.3g')}"
             null = row.get(f"{metric}_null", np.nan)
@@ -195,7 +192,7 @@ class HeadScores(results.Result):
     def printed(self) -> pd.DataFrame:
         """Return means (or medians, no costly intervals) of a few metrics, the largest first."""
         known = self.defined
-        shown = known if len(known) <= 4 else [metric for metric in PRINTED if metric in known] or known[:5]
+        shown = known if len(known) <= 4 else [metric for metric in USUAL[:4] if metric in known] or known[:5]
         means = {metric: results.of_heads(self.middle(metric, self.conditions[-1]), self.heads) for metric in shown}
         table = pd.DataFrame({"label": list(map(str, self.heads)), **means})
         return table.sort_values(shown[0], ascending=False, kind="stable") if shown else pd.DataFrame()
@@ -209,8 +206,7 @@ class HeadScores(results.Result):
     def shown(self) -> results.Shown:
         table, where = self.table(), f"condition {self.conditions[-1]!r}"
         here = self._in(self.conditions[-1])
-        usual = self._usual(here)
-        first = [*(name for name in TOLD if name in usual), *(name for name in usual if name not in TOLD)]
+        first = self._usual(here)
         ends = ("", "_null", "_untrained", "_n", "_infinite")
         columns = ["label", "paper_label", *(m + end for m in first for end in ends if m + end in table)]
         caption = (
