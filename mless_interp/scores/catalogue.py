@@ -178,20 +178,14 @@ PLACES: dict[str, Callable[[Tensor, Layout], Tensor]] = {
     "span_first": lambda values, layout: received.first_of(values, layout.span),
     "sink": lambda values, layout: segment_mean(values, layout.sink),
 }
+OF_VECTORS: dict[str, Callable[[Tensor, Layout], Tensor]] = {
+    "norm": lambda x, layout: received.relative_norms(x, others=(~layout.span & ~layout.sink).to(x.device)),
+    "cosine": lambda x, layout: received.cosines_to_sink(x, sink=layout.sink.to(x.device)),
+}
 
 
-def _norms(vectors: Tensor, layout: Layout) -> Tensor:
-    return received.relative_norms(vectors, others=(~layout.span & ~layout.sink).to(vectors.device))
-
-
-def _cosines(vectors: Tensor, layout: Layout) -> Tensor:
-    return received.cosines_to_sink(vectors, sink=layout.sink.to(vectors.device))
-
-
-def _state(
-    place: str, of: Need, formula: Callable[[Tensor, Layout], Tensor], vectors: Vectors, layout: Layout, n_heads: int
-) -> Tensor:
-    return PLACES[place](formula(vectors[of], layout).cpu().expand(n_heads, -1), layout)
+def _state(place: str, of: Need, formula: str, vectors: Vectors, layout: Layout, n_heads: int) -> Tensor:
+    return PLACES[place](OF_VECTORS[formula](vectors[of], layout).cpu().expand(n_heads, -1), layout)
 
 
 def _of_both(formula: Callable[[Tensor, Tensor], Tensor], base: Profile, own: Profile) -> Tensor:
@@ -276,9 +270,9 @@ PAIRED: Formulas = {
     "peak_attenuation": partial(_of_both, lambda x, y: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x))),
 }
 STATES: Formulas = {
-    **{f"{place}_residual_norm": partial(_state, place, "residual", _norms) for place in PLACES},
-    **{f"{place}_sink_cosine": partial(_state, place, "residual", _cosines) for place in ("span", "span_first")},
-    **{f"{place}_value_norm": partial(_state, place, "values", _norms) for place in PLACES},
+    **{f"{place}_residual_norm": partial(_state, place, "residual", "norm") for place in PLACES},
+    **{f"{place}_sink_cosine": partial(_state, place, "residual", "cosine") for place in ("span", "span_first")},
+    **{f"{place}_value_norm": partial(_state, place, "values", "norm") for place in PLACES},
 }
 _KINDS: dict[Kind, Formulas] = {"row": ROWS, "profile": PROFILES, "paired": PAIRED, "state": STATES}
 

@@ -39,7 +39,6 @@ MASSIVE = 10.0
 """A span token whose residual stream is this many times as long as other tokens' is a sink (the project's own number)."""
 OF_SINKS = ("span_sink_rate", "span_residual_norm", "span_first_residual_norm")
 """What tells whether the span is a sink."""
-N_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -231,7 +230,7 @@ class HeadScores(results.Result):
             return median_interval(cells, confidence=self.confidence)
         mean = defined_mean(cells)
         values = np.where(np.isinf(mean), np.nan, cells)
-        found = mean_interval(values, confidence=self.confidence, n_resamples=N_RESAMPLES, seed=self.seed)
+        found = mean_interval(values, confidence=self.confidence, n_resamples=2000, seed=self.seed)
         return replace(found, estimate=mean)
 
     def _sink_words(self) -> str:
