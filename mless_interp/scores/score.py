@@ -376,19 +376,16 @@ def score_cache(
 
 
 def _patterns(cache: Any) -> dict[int, Tensor]:
-    layers = sorted(int(match[1]) for name in cache.keys() if (match := _PATTERN.match(str(name))))  # noqa: SIM118
-    if not layers:
+    found = {int(match[1]): cache[name] for name in cache.keys() if (match := _PATTERN.match(str(name)))}  # noqa: SIM118
+    if not found:
         raise ValueError(
             "this cache holds no attention patterns (blocks.{layer}.attn.hook_pattern): run_with_cache without a "
             'filter, or with names_filter=lambda name: name.endswith("hook_pattern"); fused attention never makes one'
         )
-    found: dict[int, Tensor] = {}
-    for layer in layers:
-        pattern = cache[f"blocks.{layer}.attn.hook_pattern"].detach()
+    for pattern in found.values():
         if pattern.ndim == 4 and len(pattern) > 1:
             raise ValueError(f"the cache holds {len(pattern)} prompts: run the model on one")
-        found[layer] = pattern.reshape(pattern.shape[-3:])
-    return found
+    return {layer: found[layer].detach().reshape(found[layer].shape[-3:]) for layer in sorted(found)}
 
 
 def _plan(

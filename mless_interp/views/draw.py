@@ -179,11 +179,6 @@ def key_below(picture: Figure, entries: Sequence[tuple[str, Style]] = (), *, nco
         text.set_text(textwrap.fill(text.get_text(), room))
 
 
-def say(axes: Axes, words: str) -> None:
-    """Write in the middle of empty axes."""
-    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=8)
-
-
 def draw_series(axes: Axes, x: Values, values: np.ndarray, number: int, label: str, **options: object) -> None:
     """Draw the line of the series of this number, `with_limits`, with its interval as a band where there is one."""
     colour, dashes, marker = LINES[number % len(LINES)]

@@ -118,7 +118,8 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     name_ticks(axes.xaxis, list(at), at)
     axes.set_xlim(left=0)
     if not table["faithfulness"].notna().any():
-        draw.say(axes, "undefined: the whole effect is not established,\nor its mean is not told from 0")
+        words = "undefined: the whole effect is not established,\nor its mean is not told from 0"
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=8)
     heads = f"heads of the ranking that are restored (of {len(found.ranking)})"
     title = words_of(found, "model", "insertion", "outcome")
     name_axes(axes, x=heads, y="share of the effect restored (1: all of it)", title=title)
