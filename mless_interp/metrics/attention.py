@@ -229,7 +229,6 @@ def entropy_without_sink(pattern: Pattern, *, sink: Segment, visible: Visible | 
 
 @patterns.once
 def _information(pattern: Pattern) -> Pattern:
-    """Return a ln A of each cell, 0 where A is."""
     return torch.xlogy(pattern, pattern)
 
 

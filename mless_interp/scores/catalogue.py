@@ -142,7 +142,6 @@ peak_attenuation | ratio | | height of the base run's peaks that is left
 
 
 def _of_rows(formula: Callable[..., Tensor], masks: tuple[str, ...], rows: Rows) -> Tensor:
-    """Return a formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
     return formula(rows.block.pattern, visible=rows.block.visible, **{mask: getattr(rows, mask) for mask in masks})
 
 
@@ -293,7 +292,6 @@ COLUMNS = tuple(
     Column(name, name.replace("_", " "), f"{each.meaning} ({each.unit})", role="" if each.signed else "level")
     for name, each in METRICS.items()
 )
-"""What they are as columns of results."""
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
 """What is measured unless metrics are asked for."""
 SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_ratio", *STATES)

@@ -38,7 +38,6 @@ largest head of the first two."""
 MASSIVE = 10.0
 """A span token whose residual stream is this many times as long as other tokens' is a sink (the project's own number)."""
 OF_SINKS = ("span_sink_rate", "span_residual_norm", "span_first_residual_norm")
-"""What tells whether the span is a sink."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -504,7 +503,6 @@ class Described:
     def reduced(
         self, pair: PromptPair, condition: str, layout: streaming.Layout, plan: streaming.Plan, **more: Any
     ) -> streaming.Reductions:
-        """Call `reduce_prompt` of a pair's prompt in one condition."""
         how: Arguments = {"layers": self.layers, "source": self.source, **more}
         return streaming.reduce_prompt(self.model, pair.condition(condition), layout, plan, **how)
 
