@@ -27,6 +27,7 @@ from ..prompts.pairs import PromptPair
 from ..runtime.folders import savable
 from ..runtime.text_safety import shortened, visible
 from . import show_after_cell
+from .report import Report
 
 COLOURS = ("#B2182B", "#2166AC", "#F4E9A0")
 """More, less, inserted: the ends of the still pictures' colours, told apart by colour-blind people."""
@@ -146,8 +147,13 @@ class View:
     def __post_init__(self) -> None:
         show_after_cell(self)
 
+    @property
+    def script(self) -> str:
+        """What a page of fragments holds once."""
+        return shared_script()
+
     def fragment(self) -> str:
-        """Return this view's part of a page that holds `shared_script()` once."""
+        """Return this view's part of a page that holds its `script` once."""
         self.seen.add("written")
         text = json.dumps(self.data, separators=(",", ":"), allow_nan=False)
         safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -160,12 +166,10 @@ class View:
 
     def save(self, path: str | Path) -> Path:
         """Write a page that makes no request, and return its path."""
-        from .report import Report
-
         return Report(self.title, "").view(self).save(path)
 
     def _repr_html_(self) -> str:
-        return shared_script() + self.fragment()
+        return self.script + self.fragment()
 
     def __repr__(self) -> str:
         return f"View({self.title!r}); a notebook shows it, .save('page.html') writes it"

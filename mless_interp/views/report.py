@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -154,7 +153,7 @@ class Report:
 
     def view(self, view: Any) -> "Report":
         """Add a view such as `mi.views.attention` gives; the page holds CircuitsVis' script once."""
-        return self._with(Block("interactive", source=view.fragment()))
+        return self._with(Block("interactive", source=view.fragment(), shown={"script": view.script}))
 
     def prompt(self, prompt: ShownPrompt) -> "Report":
         """Add a problem's prompt as a model reads it (`ShownPrompt.of(model, pair)`), its inserted tokens marked."""
@@ -211,11 +210,9 @@ class Report:
 
     def page(self) -> str:
         """Return the whole page as HTML."""
-        library, parts = "", [*self.parts, *chain(*(part.parts for part in self.parts if isinstance(part, Block)))]
-        if any(part.kind == "interactive" for part in parts):
-            from .circuitsvis import shared_script
-
-            library = shared_script()
+        blocks = [part for part in self.parts if isinstance(part, Block)]
+        within = [part for block in blocks for part in block.parts if isinstance(part, Block)]
+        library = next((block.shown["script"] for block in (*blocks, *within) if block.kind == "interactive"), "")
         environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent),
             autoescape=True,
