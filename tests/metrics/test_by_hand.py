@@ -34,10 +34,8 @@ def test_the_worked_example() -> None:
     torch.testing.assert_close(parts["scale"] + sigma, parts["change"])  # in the first layer there is no rest
     # row 3: |-.2| and |.48 + .64|; row 4: |-.5| and |.25 + .3 + .4|
     same(outputs.span_output_weight(A1, V1, span=SPAN)[3:], [0.2 / 1.32, 0.5 / 1.45])
-    same(
-        received.received_attention(*received.received_sums(A1, sink=SINK), min_rows=1),
-        [NAN, 0.55 / 3, 0.175, 0.15, NAN],
-    )
+    sums = received.received_sums(A1, sink=SINK)
+    same(received.received_attention(*sums, min_rows=1), [NAN, 0.55 / 3, 0.175, 0.15, NAN])
 
 
 def test_the_threshold_of_arm() -> None:
