@@ -55,7 +55,7 @@ PUBLIC = {
 RESULTS = {
     "ground_truth.certificate": ["Certificate"],
     "ground_truth.compare_hook": ["HookComparison"],
-    "scores": ["AttentionProfile", "HeadScores", "SegmentAttention"],
+    "scores": ["AttentionProfile", "HeadScores"],
     "patching": ["PatchScores"],
     "patching.attribution": ["HeadAttribution"],
     "patching.dose": ["DoseResponse"],

@@ -20,7 +20,7 @@ import torch
 from architecture_features import model_of, pairs_of
 from conftest import qwen2_tokenizer, word_tokenizer
 from jaxtyping import config
-from small_results import RESULTS, answered, asked_twice, between_segments, certified, patched, rated, scored, uneven
+from small_results import RESULTS, answered, asked_twice, certified, patched, rated, scored, uneven
 
 import mless_interp as mi
 from mless_interp import statistics as st

@@ -164,7 +164,7 @@ def page_of(result: Any, **options: Any) -> str:
     page = (page.answered(f"{said[2]}.") if said else page).result(result, **options)
     for each in view:
         page = page.view(each).prompt(ShownPrompt("c", "before", "/ /", "after"))
-        page = page.table(BARS, "Bars; c.", columns={"n": "N", "model": ""}, of=mi.ClaimChecks)
+        page = page.table(BARS[["n", "model"]], "Bars; c.", of=mi.ClaimChecks)
     run = {"repeat": "", "command": ["a b", 1], "long": list(range(13)), "in": {"x_y": [1.5, True, None]}, "of": "<é"}
     whole = page.answered("So.").provenance(run).page()
     return re.sub(r"<(style|script)\b.*?</\1>|sha256-[\w+/=]+", "", whole, flags=re.DOTALL)
@@ -180,7 +180,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "page, many tables": lambda: page_of(replace(small.located(), confirmation=small.confirmed())),
     "page, a metric": lambda: page_of(small.scored(), viewed=True),
     "view, of anything": lambda: (
-        View("<t>", "<b>b</b>", {"x": "</script> & <b>"}).page().replace(shared_script(), "...")
+        View("<t>", "<b>b</b>", {"x": "</script> & <b>"})._repr_html_().replace(shared_script(), "...")
     ),
     "view": viewed,
     "view, one condition": lambda: viewed(0),

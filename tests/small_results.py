@@ -28,7 +28,7 @@ from mless_interp.patching.knockouts import JointKnockout, ReadEffects
 from mless_interp.patching.sweep import PatchScores
 from mless_interp.patching.transplant import Transplant
 from mless_interp.runtime.base_result import Result
-from mless_interp.scores import AttentionProfile, HeadScores, SegmentAttention
+from mless_interp.scores import AttentionProfile, HeadScores
 from mless_interp.scores.score import OF_SINKS
 
 SIX = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
@@ -178,15 +178,12 @@ def rated(scale: float = 1.0, n: int = 4) -> Any:
     return HeadScores(problems(n), ("base", "inserted"), heads, values, null)
 
 
-def between_segments(n: int = 3) -> SegmentAttention:
-    """Three segments of six heads; the question reads the span as much as head and problem say, the rest itself."""
-    masses = np.zeros((n, 2, 3, 3, 3))
-    masses[..., 0, 0] = 1.0
-    masses[..., 1, :2] = 0.5
-    masses[..., 2, 1] = 0.3 + np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
-    masses[..., 2, 2] = 1 - masses[..., 2, 1]
-    named = ("system", "inserted", "question")
-    return SegmentAttention(problems(n), SIX, named, {"inserted": masses}, settings=SETTINGS)
+def between_segments(n: int = 3) -> dict[str, dict[str, np.ndarray]]:
+    """Attention among two segments of six heads; the question reads the span as much as head and problem say."""
+    read = 0.3 + np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
+    shares = {"question_to_inserted": read, "question_to_question": 1 - read}
+    found = {name: {"base": float(name[-1] == "n") + 0 * read, "inserted": each} for name, each in shares.items()}
+    return found | {"inserted_to_inserted": {"inserted": np.ones_like(read)}}
 
 
 def profiled(level: float = 0.02) -> AttentionProfile:
@@ -693,11 +690,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "HeadScores, undefined": lambda: replace(scored(), values={"lam": {"inserted": np.full((3, 2, 3), np.nan)}}),
     "AttentionProfile of uneven prompts": uneven,
     "AttentionProfile of one problem": lambda: replace(uneven(1), conditions=("base",)),
-    "SegmentAttention of two conditions": lambda: replace(
-        between_segments(),
-        values={"inserted": between_segments().values["inserted"] / 2, "base": between_segments().values["inserted"]},
-    ),
-    "SegmentAttention without a question": lambda: replace(between_segments(), segments=("bos", "system", "examples")),
+    "HeadScores of segments": lambda: replace(scored(), values=between_segments(), conditions=("base", "inserted")),
     "Transplant, the other way": lambda: transplanted(-0.5),
     "Transplant, not established": lambda: transplanted(0.02),
     "Transplant of few": lambda: transplanted(n=4),
@@ -738,7 +731,7 @@ def tables_of(kind: type) -> list[str]:
         for name, method in inspect.getmembers(kind, inspect.isfunction)
         if inspect.signature(method).return_annotation is pd.DataFrame
         and name.isascii()  # no copy that mutmut makes
-        and not {"each", "metric"} & set(inspect.signature(method).parameters)
+        and not {"each", "metric", "head"} & set(inspect.signature(method).parameters)
     ]
 
 
@@ -756,8 +749,9 @@ def told(name: str) -> str:
                 page.append(f"page: {each.caption} {len(each.rows)} rows, {each.at_once} columns at once; {notes}")
                 page += [each.sentence(row) for row in dict.fromkeys((0, len(each.rows) - 1)) if each.rows]
             elif each.kind == "head_map":
-                page.append(f"page: map of {each.column.heading}, {each.limit}, {each.marked_means}, {each.below}")
-                squares = (f"{square['colour']}{'*' * square['marked']}" for square in each.squares)
+                column, limit, means, below = (each.shown[name] for name in ("column", "limit", "means", "below"))
+                page.append(f"page: map of {column.heading}, {limit}, {means}, {below}")
+                squares = (f"{square['colour']}{'*' * square['marked']}" for square in each.shown["squares"])
                 page.append(" ".join(squares))
     units = {str(result.quantity(column)): column for column in result.table()}
     page += [f"quantity: {column}: {unit}" for unit, column in units.items()]

@@ -50,8 +50,7 @@ OF_SCORES = (
     "HeadScores, undefined",
     "AttentionProfile of uneven prompts",
     "AttentionProfile of one problem",
-    "SegmentAttention of two conditions",
-    "SegmentAttention without a question",
+    "HeadScores of segments",
 )
 HOSTILE = "tests/views/test_hostile_names.py::test"
 OF_ANSWERS = (
@@ -103,7 +102,7 @@ ROOMS = {
         ("mless_interp/scores/*.py",),
         (
             "tests/scores",
-            *only(TOLD, "HeadScores AttentionProfile SegmentAttention"),
+            *only(TOLD, "HeadScores AttentionProfile"),
             *(f"{TOLD}[{name}]" for name in OF_SCORES),
             EXPRESSIONS,
             *only(KEPT, "scores segments profile"),

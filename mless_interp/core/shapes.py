@@ -17,8 +17,6 @@ Visible = Bool[Tensor, "*#lead dest src"]
 Segment = Bool[Tensor, "*#lead src"]
 """True for the tokens of one segment; leading axes broadcast against the pattern's: `[batch, 1, src]` for one segment per
 prompt of a padded batch `[batch, head, dest, src]`."""
-DestPositions = Int[Tensor, " dest"]
-"""Which token each row of a block of rows belongs to, counted from the start of the (padded) prompt."""
 Counts = Int[Tensor, "*lead src"]
 Vectors = Float[Tensor, "*lead src d"]
 """One vector per token: values, residuals or outputs."""

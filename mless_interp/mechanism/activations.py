@@ -358,7 +358,7 @@ def _values(activations: Activations, widths: Sequence[float], edges: Tensor) ->
         "l2": metrics.l2_norm(flat),
         "root_mean_square": metrics.root_mean_square(flat),
         "gini": metrics.gini(flat),
-        "histogram_gini": metrics.histogram_gini(flat, edges=edges.to(flat.device)),
+        "histogram_gini": metrics.gini(metrics.histogram(flat, edges=edges.to(flat.device))),
         **{name: metrics.quantile(flat, q=int(name[1:]) / 100) for name in ("q01", "q05", "q95", "q99")},
         "minimum": flat.amin(),
         "kurtosis": kurtosis(flat),

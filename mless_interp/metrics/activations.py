@@ -102,8 +102,9 @@ def gini(values: Activations) -> Summary:
     r"""Return the Gini coefficient of the absolute values, in [0, 1 - 1/n]: inequality among elements.
 
     $G = \frac{\sum_k (2k - n - 1)\, |a|_{(k)}}{n \sum_k |a|_k}, \qquad |a|_{(1)} \le \dots \le |a|_{(n)}$. 0: all equal;
-    $1 - 1/n$: one element has everything. NaN where all are zero. Source: Hurley & Rickard 2009 (arXiv 0811.4706). The
-    paper applies it to the histogram: `histogram_gini`.
+    $1 - 1/n$: one element has everything. NaN where all are zero. Source: Hurley & Rickard 2009 (arXiv 0811.4706). The paper
+    (arXiv 2510.01032, Fig. 4; no bins given) applies it to the counts of a `histogram`, the same bins for both runs: 0 where
+    every bin is equally full.
 
     >>> gini(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     tensor(0.2500)
@@ -124,18 +125,6 @@ def histogram(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Flo
     bins = torch.bucketize(activations, edges[1:-1].to(activations), right=True)
     counts = activations.new_zeros((*activations.shape[:-1], len(edges) - 1))
     return counts.scatter_add(-1, bins, torch.ones_like(activations))
-
-
-def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Summary:
-    r"""Return the Gini coefficient of a histogram's bin counts, in [0, 1 - 1/bins]: how unevenly its range is filled.
-
-    0: every bin equally full; $1 - 1/B$: all in one. The same `edges` for both runs. Source: arXiv 2510.01032, Fig. 4 (no bins
-    given).
-
-    >>> histogram_gini(torch.tensor([0.1, 0.2, 0.9]), edges=torch.tensor([0.0, 0.5, 1.0]))
-    tensor(0.1667)
-    """
-    return gini(histogram(activations, edges=edges))
 
 
 def wasserstein(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:

@@ -81,41 +81,28 @@ def non_sink_span_mass(pattern: Pattern, *, span: Segment, sink: Segment, visibl
 
 
 def log_density_ratio(
-    pattern: Pattern, *, span: Segment, sink: Segment | None = None, visible: Visible | None = None
+    pattern: Pattern,
+    *,
+    span: Segment,
+    sink: Segment | None = None,
+    visible: Visible | None = None,
+    scores: Float[Tensor, "*lead dest src"] | None = None,
 ) -> PerRow:
     r"""Return how much more attention a span token gets than another visible token, as a log ratio in nats.
 
     $\mathrm{LD}_i = \ln \frac{m_i / n_i}{(1 - m_i - s_i) / (c_i - n_i - k_i)}$, with $c_i$ visible keys, $n_i$ of them in the
     span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None`: both 0). Below 0: the span is avoided token by token; 0:
-    uniform. NaN without a visible span key or other key; infinite where probabilities underflow. Source: project's own
-    (methods 4.3).
+    uniform. NaN without a visible span key or other key; infinite where probabilities underflow, unless attention scores before
+    the softmax are given: `scores` are read in the pattern's place, and may hold anything at keys that are not visible. Source:
+    project's own (methods 4.3).
 
     >>> log_density_ratio(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.4, 0.4, 0.2]]),
     ...                   span=torch.tensor([False, False, True])).exp()
     tensor([   nan,    nan, 0.5000])
     """
-    pattern, visible = patterns.prepared(pattern, visible)
-    return log_density_ratio_from_scores(pattern.log(), span=span, sink=sink, visible=visible)
-
-
-def log_density_ratio_from_scores(
-    scores: Float[Tensor, "*lead dest src"],
-    *,
-    span: Segment,
-    sink: Segment | None = None,
-    visible: Visible | None = None,
-) -> PerRow:
-    r"""Return `log_density_ratio` from attention scores before the softmax, in nats: finite where probabilities underflow.
-
-    $$ \mathrm{LD}_i = \operatorname{LSE}_{k \in I} s_{ik} - \ln n_i
-       - \operatorname{LSE}_{j \notin I \cup K_0} s_{ij} + \ln (c_i - n_i - k_i) $$
-
-    Scores of keys that are not visible may hold anything.
-
-    >>> log_density_ratio_from_scores(torch.tensor([[0.0, 0.0, -200.0]]), span=torch.tensor([False, False, True]),
-    ...                               visible=torch.tensor([[True, True, True]]))
-    tensor([-200.])
-    """
+    if scores is None:
+        pattern, visible = patterns.prepared(pattern, visible)
+        scores = pattern.log()
     patterns.check_span(span, n_tokens=scores.shape[-1])
     if sink is not None:
         _check_sink(sink, span)
@@ -242,7 +229,6 @@ def entropy_without_sink(pattern: Pattern, *, sink: Segment, visible: Visible | 
 
 @patterns.once
 def _information(pattern: Pattern) -> Pattern:
-    """Return a ln A of each cell, 0 where A is."""
     return torch.xlogy(pattern, pattern)
 
 
@@ -286,7 +272,7 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
     r"""Return the Jensen-Shannon divergence of two rows, in bits, in [0, 1].
 
     $\tfrac12 \sum_j p_j \log_2 \frac{p_j}{m_j} + \tfrac12 \sum_j q_j \log_2 \frac{q_j}{m_j}, \quad m = (p + q) / 2$. 0:
-    equal; 1: disjoint.
+    equal; 1: disjoint. Its square root is a metric, the Jensen-Shannon distance.
 
     >>> jensen_shannon_divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
     tensor(1.)
@@ -296,11 +282,6 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
     lean = torch.where(middle > 0, (p - middle) / middle, 0)  # p = middle (1 + lean): near rows do not cancel
     nats = middle * (torch.special.xlog1py(1 + lean, lean) + torch.special.xlog1py(1 - lean, -lean)) / 2
     return (nats.sum(-1) / math.log(2)).clamp(0, 1)
-
-
-def jensen_shannon_distance(p: Distribution, q: Distribution) -> Distance:
-    """Return the square root of the Jensen-Shannon divergence in bits: a metric, in [0, 1]."""
-    return jensen_shannon_divergence(p, q).sqrt()
 
 
 def hellinger(p: Distribution, q: Distribution) -> Distance:
@@ -328,25 +309,16 @@ def total_variation(p: Distribution, q: Distribution) -> Distance:
     return (p - q).abs().sum(-1) / 2
 
 
-def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for others."""
+def _checked(p: Tensor, q: Tensor) -> list[Tensor]:
+    """Return both rows as `prepared` returns them, or NaN where all of a row is; ValueError for rows that are none."""
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(
             f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "
             "renormalised_rows"
         )
     checked = []
-    for name, rows in (("first", p), ("second", q)):
-        wide = patterns.widened(rows)
-        tolerance, below = patterns.ROW_SUM_TOLERANCE[rows.dtype], wide.amin(-1, keepdim=True)
-        wide = wide.clamp(min=0)
-        sums = wide.sum(-1, keepdim=True)
-        bad = ~((sums - 1).abs() <= tolerance) & ~wide.isnan().all(-1, keepdim=True)  # a row of NaN is undefined
-        bad |= below < -tolerance
-        if bad.any():
-            raise ValueError(
-                f"the {name} rows must be probabilities that sum to 1, but one sums to {sums[bad][0].item():.6g} with a least "
-                f"entry of {below[bad][0].item():.6g}; after dropping the span's keys use renormalised_rows"
-            )
-        checked.append(wide / sums if rows.dtype in (torch.float16, torch.bfloat16) else wide)
-    return checked[0], checked[1]
+    for rows in (p, q):
+        known = ~rows.isnan().all(-1, keepdim=True).expand(rows.shape)
+        wide, _ = patterns.prepared(rows[..., None, :], known[..., None, :])
+        checked.append(torch.where(known, wide[..., 0, :], torch.nan))
+    return checked

@@ -123,7 +123,6 @@ def _weighted(pattern: Pattern, values: Tensor, segment: Segment) -> Tensor:
 
 
 def _units(vectors: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the unit vectors of the kept tokens, zero elsewhere, and how many there are."""
     vectors = widened(vectors)
     norms = vectors.norm(dim=-1, keepdim=True)
     keep = keep[..., None] & (norms > 0)

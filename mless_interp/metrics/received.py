@@ -1,16 +1,14 @@
 """The attention that each token receives, and whether tokens are attention sinks.
 
 Received attention is a mean over the rows that read a token: `received_sums` of blocks of rows add up, and
-`received_from_sums` divides at the end. A sink token has a residual stream many times longer than others', in the direction of
+`received_attention` divides at the end. A sink token has a residual stream many times longer than others', in the direction of
 the first token's, and a value vector that is nearly nothing, so that attention on it does little.
 """
-
-from typing import Any
 
 import torch
 from jaxtyping import Float
 
-from ..core.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Vectors, Visible
+from ..core.shapes import Counts, Pattern, PerColumn, PerHead, Segment, Vectors, Visible
 from .patterns import check_segment, prepared, segment_mean, widened
 
 
@@ -21,19 +19,26 @@ def received_sums(
     diag: bool = False,
     sink: Segment | None = None,
     visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
+    first: int | None = None,
 ) -> tuple[PerColumn, Counts]:
     r"""Return the attention that each token receives, summed over the rows of this block that read it, and their number.
 
     $S_j = \sum_{i \in R_j} A_{ij}$, $n_j = |R_j|$, $R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\}$. `rows` is a mask
-    over all tokens; `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows,
-    given with their `visible` keys and their `dest_positions`, add.
+    over all tokens; `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows, given with
+    their `visible` keys and the position of their `first` row, add.
 
     >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
     (tensor([1.1000, 0.3000, 0.0000]), tensor([2, 1, 0]))
     """
-    n_tokens = pattern.shape[-1]
-    queries = _row_positions(pattern, dest_positions)
+    n_rows, n_tokens = pattern.shape[-2:]
+    if first is None and n_rows == n_tokens:
+        first = 0
+    if first is None or not 0 <= first <= n_tokens - n_rows:
+        raise ValueError(
+            f"a block of {n_rows} rows over {n_tokens} keys needs first: the position of its first row's token, counted from "
+            f"the start of the whole (padded) prompt, in 0 to {n_tokens - n_rows}; got {first}"
+        )
+    queries = torch.arange(first, first + n_rows, device=pattern.device)
     pattern, visible = prepared(pattern, visible)
     counted = visible & (torch.arange(n_tokens, device=pattern.device) < queries[:, None] + int(diag))
     if rows is not None:
@@ -46,45 +51,20 @@ def received_sums(
     return sums, counted.sum(-2).expand(sums.shape)
 
 
-def _row_positions(pattern: Pattern, dest_positions: DestPositions | None) -> DestPositions:
-    """Return which token each row of a block belongs to; all tokens in order by default."""
-    n_rows, n_tokens = pattern.shape[-2:]
-    if dest_positions is None and n_rows == n_tokens:
-        return torch.arange(n_tokens, device=pattern.device)
-    fits = dest_positions is not None and dest_positions.shape == (n_rows,)
-    if dest_positions is None or not fits or ((dest_positions < 0) | (dest_positions >= n_tokens)).any():
-        got = None if dest_positions is None else dest_positions.tolist()
-        raise ValueError(
-            f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions: the position of each row's token from 0 to "
-            f"{n_tokens - 1}, counted from the start of the whole (padded) prompt; got {got}"
-        )
-    return dest_positions
+def received_attention(sums: PerColumn, counts: Counts, *, min_rows: int = 3) -> PerColumn:
+    r"""Return the mean attention that each token receives from the tokens after it that see it, a probability.
 
+    $r_j = S_j / n_j$ of `received_sums`, added up over blocks of rows. 0: nobody reads it; 1: everybody reads nothing else. It
+    falls with position by itself (later rows have more keys): compare with `uniform_pattern`'s. NaN for tokens read by fewer
+    than `min_rows` rows: the last one always, the sink, padding. Source: arXiv 2510.01032 p. 3, after Bogdan et al. 2025 (arXiv
+    2506.19143). The paper takes all rows, leaves out the first token for Llama and Gemma, and says nothing about sliding
+    windows: rows that cannot see a token do not count.
 
-def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) -> PerColumn:
-    """Return the mean attention received by each token, a probability, from summed-up blocks of rows.
-
-    NaN for tokens read by fewer than `min_rows` rows: the tail of a prompt, the sink, padding.
-
-    >>> received_from_sums(torch.tensor([1.1, 0.3, 0.0]), torch.tensor([2, 1, 0]), min_rows=1)
+    >>> pattern = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]])
+    >>> received_attention(*received_sums(pattern), min_rows=1)
     tensor([0.5500, 0.3000,    nan])
     """
     return torch.where(counts >= max(min_rows, 1), sums / counts.clamp(min=1), torch.nan)
-
-
-def received_attention(pattern: Pattern, *, min_rows: int = 3, **options: Any) -> PerColumn:
-    r"""Return the mean attention that each token receives from the tokens after it that see it, a probability.
-
-    $r_j = \frac{1}{|R_j|} \sum_{i \in R_j} A_{ij}$, $R_j$ and the `options` those of `received_sums`. 0: nobody reads it; 1:
-    everybody reads nothing else. It falls with position by itself (later rows have more keys): compare with
-    `uniform_pattern`'s. NaN for tokens read by fewer than `min_rows` rows, the last one always. Source: arXiv 2510.01032 p. 3,
-    after Bogdan et al. 2025 (arXiv 2506.19143). The paper takes all rows, leaves out the first token for Llama and Gemma, and
-    says nothing about sliding windows: rows that cannot see a token do not count.
-
-    >>> received_attention(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]), min_rows=1)
-    tensor([0.5500, 0.3000,    nan])
-    """
-    return received_from_sums(*received_sums(pattern, **options), min_rows=min_rows)
 
 
 def relative_received(received: PerColumn, uniform: PerColumn) -> PerColumn:
@@ -110,14 +90,10 @@ def kurtosis(values: PerColumn) -> PerHead:
     tensor(-2.)
     """
     values = widened(values)
-    keep = ~values.isnan()
-    n = keep.sum(-1)
-    filled = torch.where(keep, values, 0)
-    deviation = torch.where(keep, filled - (filled.sum(-1) / n)[..., None], 0)
-    variance = deviation.square().sum(-1) / n
-    top = torch.where(keep, values, -torch.inf).amax(-1)
-    varied = top > torch.where(keep, values, torch.inf).amin(-1)
-    return torch.where(varied, deviation.pow(4).sum(-1) / n / variance.square() - 3, torch.nan)
+    deviation = values - values.nanmean(-1, keepdim=True)
+    variance = deviation.square().nanmean(-1)
+    varied = values.nan_to_num(nan=-torch.inf).amax(-1) > values.nan_to_num(nan=torch.inf).amin(-1)
+    return torch.where(varied, deviation.pow(4).nanmean(-1) / variance.square() - 3, torch.nan)
 
 
 def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> PerHead:

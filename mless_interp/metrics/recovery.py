@@ -335,7 +335,6 @@ def peak_attenuation(base: PerColumn, inserted: PerColumn, *, peaks: Peaks) -> P
 
 
 def _paired(base: Tensor, inserted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both profiles, NaN where either is."""
     base, inserted = widened(base), widened(inserted)
     drop = base.isnan() | inserted.isnan()
     return base.masked_fill(drop, torch.nan), inserted.masked_fill(drop, torch.nan)

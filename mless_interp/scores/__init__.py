@@ -1,7 +1,7 @@
 """What every head does with an insertion: profiles and metrics of whole runs, streamed."""
 
 from .catalogue import DEFAULT, METRICS, SINKS, Metric
-from .profiles import AttentionProfile, Curve, SegmentAttention, attention_between_segments, attention_profile
+from .profiles import AttentionProfile, attention_between_segments, attention_profile
 from .score import HeadScores, score_cache, score_heads
 
 __all__ = [
@@ -9,10 +9,8 @@ __all__ = [
     "METRICS",
     "SINKS",
     "AttentionProfile",
-    "Curve",
     "HeadScores",
     "Metric",
-    "SegmentAttention",
     "attention_between_segments",
     "attention_profile",
     "score_cache",

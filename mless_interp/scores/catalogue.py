@@ -142,7 +142,6 @@ peak_attenuation | ratio | | height of the base run's peaks that is left
 
 
 def _of_rows(formula: Callable[..., Tensor], masks: tuple[str, ...], rows: Rows) -> Tensor:
-    """Return a formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
     return formula(rows.block.pattern, visible=rows.block.visible, **{mask: getattr(rows, mask) for mask in masks})
 
 
@@ -158,9 +157,7 @@ def _output_weight(rows: Rows) -> Tensor:
 
 def _density(rows: Rows) -> Tensor:
     given = {"span": rows.span, "sink": rows.sink, "visible": rows.block.visible}
-    if rows.block.scores is None:
-        return attention.log_density_ratio(rows.block.pattern, **given)
-    return attention.log_density_ratio_from_scores(rows.block.scores, **given)
+    return attention.log_density_ratio(rows.block.pattern, scores=rows.block.scores, **given)
 
 
 def _distance(formula: Callable[[Tensor, Tensor], Tensor], rows: Rows) -> Tensor:
@@ -180,20 +177,14 @@ PLACES: dict[str, Callable[[Tensor, Layout], Tensor]] = {
     "span_first": lambda values, layout: received.first_of(values, layout.span),
     "sink": lambda values, layout: segment_mean(values, layout.sink),
 }
+OF_VECTORS: dict[str, Callable[[Tensor, Layout], Tensor]] = {
+    "norm": lambda x, layout: received.relative_norms(x, others=(~layout.span & ~layout.sink).to(x.device)),
+    "cosine": lambda x, layout: received.cosines_to_sink(x, sink=layout.sink.to(x.device)),
+}
 
 
-def _norms(vectors: Tensor, layout: Layout) -> Tensor:
-    return received.relative_norms(vectors, others=(~layout.span & ~layout.sink).to(vectors.device))
-
-
-def _cosines(vectors: Tensor, layout: Layout) -> Tensor:
-    return received.cosines_to_sink(vectors, sink=layout.sink.to(vectors.device))
-
-
-def _state(
-    place: str, of: Need, formula: Callable[[Tensor, Layout], Tensor], vectors: Vectors, layout: Layout, n_heads: int
-) -> Tensor:
-    return PLACES[place](formula(vectors[of], layout).cpu().expand(n_heads, -1), layout)
+def _state(place: str, of: Need, formula: str, vectors: Vectors, layout: Layout, n_heads: int) -> Tensor:
+    return PLACES[place](OF_VECTORS[formula](vectors[of], layout).cpu().expand(n_heads, -1), layout)
 
 
 def _of_both(formula: Callable[[Tensor, Tensor], Tensor], base: Profile, own: Profile) -> Tensor:
@@ -236,7 +227,7 @@ ROWS: Formulas = {
     "entropy_outside": partial(_chain, 1),
     "entropy_inside": partial(_chain, 2),
     "span_output_weight": _output_weight,
-    "js_distance": partial(_distance, attention.jensen_shannon_distance),
+    "js_distance": partial(_distance, lambda p, q: attention.jensen_shannon_divergence(p, q).sqrt()),
     "hellinger": partial(_distance, attention.hellinger),
     "total_variation": partial(_distance, attention.total_variation),
 }
@@ -278,9 +269,9 @@ PAIRED: Formulas = {
     "peak_attenuation": partial(_of_both, lambda x, y: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x))),
 }
 STATES: Formulas = {
-    **{f"{place}_residual_norm": partial(_state, place, "residual", _norms) for place in PLACES},
-    **{f"{place}_sink_cosine": partial(_state, place, "residual", _cosines) for place in ("span", "span_first")},
-    **{f"{place}_value_norm": partial(_state, place, "values", _norms) for place in PLACES},
+    **{f"{place}_residual_norm": partial(_state, place, "residual", "norm") for place in PLACES},
+    **{f"{place}_sink_cosine": partial(_state, place, "residual", "cosine") for place in ("span", "span_first")},
+    **{f"{place}_value_norm": partial(_state, place, "values", "norm") for place in PLACES},
 }
 _KINDS: dict[Kind, Formulas] = {"row": ROWS, "profile": PROFILES, "paired": PAIRED, "state": STATES}
 
@@ -301,7 +292,6 @@ COLUMNS = tuple(
     Column(name, name.replace("_", " "), f"{each.meaning} ({each.unit})", role="" if each.signed else "level")
     for name, each in METRICS.items()
 )
-"""What they are as columns of results."""
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
 """What is measured unless metrics are asked for."""
 SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_ratio", *STATES)

@@ -21,8 +21,8 @@ from ..runtime import base_result as results
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.workers import Tick
-from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean, mean_interval
-from .score import Described
+from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
+from .score import Described, HeadScores
 from .streaming import Layout, Plan, RowFormula, Source, pair_layout
 
 
@@ -84,17 +84,6 @@ def attention_profile(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A mean over `n` problems with its interval, `[token]`: the insertion points of all problems have one `position`."""
-
-    position: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    n: np.ndarray
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionProfile(results.Result):
     """Received attention, a probability: `received[condition][problem]` is `[head, token]` over the whole sequence.
@@ -116,6 +105,7 @@ class AttentionProfile(results.Result):
     confidence: float = CONFIDENCE
 
     picture = "profiles"
+    caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
     drawn = ("inserted_relative", "question_relative")
     columns = columns_of("""
         before_received | before the span | | attention that a token before the span receives, mean
@@ -149,9 +139,10 @@ class AttentionProfile(results.Result):
 
     def curve(
         self, head: Head | str, condition: str, *, aligned: bool = False, relative: bool = False, null: bool = False
-    ) -> Curve:
-        """Return one head's mean profile over problems (`null`: uniform attention's) with its bootstrap interval, insertion
-        points on top of each other; tokens that fewer than half of the problems have are left out."""
+    ) -> pd.DataFrame:
+        """Return one head's mean profile over problems (`null`: uniform attention's) with its bootstrap interval, a row per
+        position: position, mean, low, high, n. Insertion points lie on top of each other; tokens that fewer than half of the
+        problems have are NaN."""
         row, source = self.of(head), replace(self, received=self.uniform) if null else self
         found = [values[row] for values in (source.aligned if aligned else source.whole)(condition, relative=relative)]
         grid = self.by_group(self._on_insertion_points(found))
@@ -162,7 +153,7 @@ class AttentionProfile(results.Result):
             low, high = interval.low, interval.high
         shown = n >= max(1.0, 0.5 * len(grid))
         mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))
-        return Curve(np.arange(len(mean)), mean, low, high, n)
+        return pd.DataFrame({"position": np.arange(len(mean)), "mean": mean, "low": low, "high": high, "n": n})
 
     def _on_insertion_points(self, found: Sequence[np.ndarray]) -> np.ndarray:
         """Return one array per problem `[token]` as `[problem, token]`, NaN where a problem has no token."""
@@ -181,7 +172,7 @@ class AttentionProfile(results.Result):
             both = (self.curve(head, condition, aligned=tokens == "shared", null=null) for null in (False, True))
             curve, uniform = both
             fixed = {"label": str(head), "paper_label": head.paper_label, "condition": condition, "tokens": tokens}
-            parts.append(pd.DataFrame({**fixed, **vars(curve), "uniform": uniform.mean}))
+            parts.append(pd.DataFrame({**fixed, **curve, "uniform": uniform["mean"]}))
         return pd.concat(parts, ignore_index=True)
 
     def shaded(self, condition: str) -> tuple[tuple[int, int], ...]:
@@ -266,13 +257,6 @@ class AttentionProfile(results.Result):
             f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         ]
 
-    def shown(self) -> results.Shown:
-        caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
-        table = self.table()
-        columns = [name for name in table if name not in ("layer", "head")]
-        drawn = results.head_map(table, self.drawn, columns)
-        return results.Shown((results.ShownTable(table, caption, columns),), drawn)
-
 
 @checked
 def attention_between_segments(
@@ -284,29 +268,37 @@ def attention_between_segments(
     source: Source = "auto",
     checkpoint: str | Path | None = None,
     progress: bool = True,
-) -> "SegmentAttention":
-    r"""Measure how much attention the rows of each segment put on the keys of each: mean over rows, per head and over heads.
+) -> HeadScores:
+    r"""Measure how much attention the rows of each segment put on the keys of each, per head: shares such as
+    `question_to_inserted`.
 
     $$ M_{AB} = \frac{1}{|A|} \sum_{i \in A} \sum_{j \in B} A_{ij} $$
 
-    Segments are those of `Prompt.segments`; they part the prompt. The arguments are those of `score_heads`.
+    0 where a prompt does not have the segment that is read, NaN where it does not have the one that reads. Segments are those
+    of `Prompt.segments`; they part the prompt, so that what one reads sums to 1, but for the share of learned sinks. The
+    arguments are those of `score_heads`.
     """
     described = Described.of(model, pairs, heads, conditions, source, "all")
     there = {segment for pair in described.pairs for name in conditions for segment in _prompt(pair, name).segments}
     segments = tuple(segment for segment in SEGMENTS if segment in there)
     described.settings["segments"] = list(segments)
     asked = model.info.mask_of(described.heads)
+    reading = sorted(segments, key=lambda name: name != "question")  # prints begin with the first
+    read = sorted(segments, key=lambda name: name != "inserted")
 
-    def of_problem(pair: PromptPair, tick: Tick) -> dict[str, np.ndarray]:
-        tables = {}
+    def of_problem(pair: PromptPair, tick: Tick) -> results.Found:
+        found: results.Found = {}
         for name in conditions:
-            tables[name] = np.where(asked[..., None, None], _masses(described, pair, name, segments), np.nan)
+            masses = np.where(asked[..., None, None], _masses(described, pair, name, segments), np.nan)
+            for dest, src in product(reading, read):
+                if dest != "inserted" or CONDITIONS[name].has_span:
+                    cells = masses[..., segments.index(dest), segments.index(src)]
+                    found.setdefault(f"{dest}_to_{src}", {})[name] = cells
             tick(1)
-        return tables
+        return found
 
     done = described.each(of_problem, "attention between segments", RunOptions(checkpoint, progress))
-    values = {name: np.stack([np.asarray(each[name], dtype=float) for each in done]) for name in conditions}
-    return SegmentAttention(**described.fields, segments=segments, values=values)
+    return HeadScores(**described.fields, conditions=tuple(conditions), values=results.stacked(done), null={})
 
 
 def _prompt(pair: PromptPair, condition: str) -> Prompt:
@@ -333,99 +325,3 @@ def _masses(described: Described, pair: PromptPair, condition: str, segments: Se
         for src, rows in run[layer].of("rows").items():
             found[layer, :, segments.index(dest), segments.index(src)] = segment_mean(rows.cpu(), mask).numpy()
     return found
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SegmentAttention(results.Result):
-    """Attention from segment to segment: `values[condition]` `[problem, layer, head, dest segment, src segment]`.
-
-    Shares: the mean over the rows of a segment of what they put on the keys of another, 0 where a prompt does not have these,
-    NaN where it does not have the reading segment, or a head was not asked for. What a segment reads sums to 1, but for the
-    share of learned sinks.
-    """
-
-    problem_ids: tuple[str, ...]
-    heads: tuple[Head, ...]
-    segments: tuple[str, ...]
-    values: dict[str, np.ndarray]
-    seed: int = 0
-
-    columns = columns_of("""
-        dest | from | | segment whose tokens attend
-        src | to | | segment whose tokens are attended to
-        share | share | share | of the attention of the segment that attends, mean over problems
-    """)
-    drawn = ("inserted", "share")  # of the print, and of the table
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        return tuple(self.values)
-
-    def of(self, dest: str, src: str, condition: str | None = None) -> np.ndarray:
-        """Return what the rows of `dest` put on the keys of `src`, `[problem, layer, head]`; default: in the last condition."""
-        at = [results.place_of(name, self.segments, "segment") for name in (dest, src)]
-        return self.values[self._condition(condition)][..., at[0], at[1]]
-
-    def over_heads(self, condition: str | None = None) -> pd.DataFrame:
-        """Return the mean over heads, then problems: a row per segment that reads, a column per segment that is read."""
-        table = defined_mean(self.by_group(self._cells(condition).mean(1)))
-        return pd.DataFrame(table, columns=list(self.segments)).assign(reads=self.segments)[["reads", *self.segments]]
-
-    def table(self, condition: str | None = None) -> pd.DataFrame:
-        """Return one row per head, `dest` (reads) and `src` (is read): the mean `share` over `n` problems with its interval."""
-        cells = self.by_group(self._cells(condition))
-        flat = cells.reshape(len(cells), -1)
-        shares = results.interval_columns("share", mean_interval(flat, seed=self.seed))
-        both = pd.MultiIndex.from_product([self.segments, self.segments], names=["dest", "src"]).to_frame(index=False)
-        return (
-            pd.DataFrame(results.head_columns(self.heads))
-            .merge(both, how="cross")
-            .assign(**shares, n=np.isfinite(flat).sum(0))
-        )
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per problem, condition, head and two segments, with its `share`."""
-        labels = [str(head) for head in self.heads]
-        axes = {"problem": self.problem_ids, "label": labels, "dest": self.segments, "src": self.segments}
-        parts = [results.tidy(axes, share=self._cells(name)).assign(condition=name) for name in self.conditions]
-        return pd.concat(parts, ignore_index=True)
-
-    def headline(self) -> str:
-        table, n = self.over_heads().set_index("reads"), self.counted
-        if "question" not in table:
-            return f"No prompt of {n} has a question to attend from."
-        shares = table.loc["question"].dropna().sort_values(ascending=False, kind="stable")
-        said = ", ".join(f"{100 * share:.0f} % to {name}" for name, share in shares.items() if share >= 0.005)
-        return f"The question's rows give {said} of their attention (condition {self.conditions[-1]}, mean over heads and {n})."
-
-    def details(self) -> list[str]:
-        return [
-            f"Attention between {count_of(len(self.segments), 'segment')} in {count_of(len(self.heads), 'head')} on "
-            f"{self.counted}, {self.settings.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}."
-        ]
-
-    def printed(self) -> pd.DataFrame:
-        """Return `over_heads`, the share of the inserted tokens with its interval over problems."""
-        table = self.over_heads()
-        if "inserted" not in self.segments:
-            return table
-        shares = self._cells(None).mean(1)[..., self.segments.index("inserted")]
-        made = mean_interval(self.by_group(shares), seed=self.seed)
-        return table.assign(**results.interval_columns("inserted", made))
-
-    def quantity(self, column: str) -> results.Quantity:
-        unit = "share of the reading segment's attention" * (column in ("share", *self.segments))
-        return replace(super().quantity(column), unit=unit)
-
-    def shown(self) -> results.Shown:
-        over = "mean share of attention from the rows of a segment (left) to the keys of another"
-        tables = [results.ShownTable(self.over_heads(name), f"Condition {name!r}: {over}.") for name in self.conditions]
-        each = f"The same per head, condition {self.conditions[-1]!r}; n: problems that have the segment that reads."
-        return results.Shown((*tables, results.ShownTable(self.table().drop(columns=["layer", "head"]), each)))
-
-    def _condition(self, condition: str | None) -> str:
-        return self.conditions[results.place_of(condition or self.conditions[-1], self.conditions, "condition")]
-
-    def _cells(self, condition: str | None) -> np.ndarray:
-        values = np.moveaxis(self.values[self._condition(condition)], (3, 4), (1, 2))
-        return np.moveaxis(results.of_heads(values, self.heads), 3, 1)

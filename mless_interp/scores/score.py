@@ -25,25 +25,19 @@ from ..runtime.columns import ends_of
 from ..runtime.loop import RunOptions
 from ..runtime.user_code import codes_of
 from ..runtime.workers import Tick, Unit
-from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
+from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval
 from . import streaming
 from .catalogue import COLUMNS, METRICS, Metric, OwnMetric, Profile, chosen_metrics, metric_shown
 
 T = TypeVar("T")
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
 
-USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
-"""Metrics whose intervals a page shows; of all others it shows the means."""
-PRINTED = ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned")
-"""Metrics that a print shows, where they are here."""
-TOLD = ("span_mass", "collapse_relative")
-"""Metrics whose largest head the headline names."""
+USUAL = ("span_mass", "collapse_relative", "log_density_ratio", "recovery_aligned", "entropy")
+"""Metrics whose intervals a page shows (of all others the means); a print shows the first four, and the headline names the
+largest head of the first two."""
 MASSIVE = 10.0
 """A span token whose residual stream is this many times as long as other tokens' is a sink (the project's own number)."""
-LONGEST = ("span_residual_norm", "span_first_residual_norm")
-OF_SINKS = ("span_sink_rate", *LONGEST)
-"""What tells whether the span is a sink."""
-N_RESAMPLES = 2000
+OF_SINKS = ("span_sink_rate", "span_residual_norm", "span_first_residual_norm")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,10 +121,15 @@ class HeadScores(results.Result):
         return pd.concat(parts, ignore_index=True)
 
     def sinks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Count the problems in which the span is a sink to each head (`is_sink`), and those where that is known, `[head]`."""
-        sunk = is_sink(self)
-        unknown = ~sunk & np.any([np.isnan(results.of_heads(self.of(name), self.heads)) for name in OF_SINKS], axis=0)
-        known = self.by_group(np.where(unknown, np.nan, sunk))
+        """Count the problems in which the span is a sink to each head, and those where that is known, `[head]`.
+
+        Some span token gets more than 0.3 of the attention of all rows that see it; or, in the residual stream that the head
+        reads, the span's tokens, or the first of them, are at least `MASSIVE` times as long as others. Source: Gu et al.
+        (2410.10781), Sun et al. (2402.17762), secondary sinks (2512.22213), repeated tokens (2503.08908).
+        """
+        found = np.stack([results.of_heads(self.of(name), self.heads) for name in OF_SINKS])
+        sunk = (found[0] > 0) | (found[1:] >= MASSIVE).any(0)
+        known = self.by_group(np.where(~sunk & np.isnan(found).any(0), np.nan, sunk))
         return (known > 0.5).sum(0), (~np.isnan(known)).sum(0)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
@@ -152,7 +151,7 @@ class HeadScores(results.Result):
         if not known:
             return f"Nothing is defined of the span of {self.settings.get('insertion')}."
         told = []
-        for metric in [name for name in TOLD if name in known] or known[:1]:
+        for metric in [name for name in USUAL[:2] if name in known] or known[:1]:
             row = table.loc[table[metric].idxmax()]
             value = f"{row[metric]:.3g}{results.limits_of(row[f'{metric}_ci_low'], row[f'{metric}_ci_high'], '.3g')}"
             null = row.get(f"{metric}_null", np.nan)
@@ -191,7 +190,7 @@ class HeadScores(results.Result):
     def printed(self) -> pd.DataFrame:
         """Return means (or medians, no costly intervals) of a few metrics, the largest first."""
         known = self.defined
-        shown = known if len(known) <= 4 else [metric for metric in PRINTED if metric in known] or known[:5]
+        shown = known if len(known) <= 4 else [metric for metric in USUAL[:4] if metric in known] or known[:5]
         means = {metric: results.of_heads(self.middle(metric, self.conditions[-1]), self.heads) for metric in shown}
         table = pd.DataFrame({"label": list(map(str, self.heads)), **means})
         return table.sort_values(shown[0], ascending=False, kind="stable") if shown else pd.DataFrame()
@@ -205,8 +204,7 @@ class HeadScores(results.Result):
     def shown(self) -> results.Shown:
         table, where = self.table(), f"condition {self.conditions[-1]!r}"
         here = self._in(self.conditions[-1])
-        usual = self._usual(here)
-        first = [*(name for name in TOLD if name in usual), *(name for name in usual if name not in TOLD)]
+        first = self._usual(here)
         ends = ("", "_null", "_untrained", "_n", "_infinite")
         columns = ["label", "paper_label", *(m + end for m in first for end in ends if m + end in table)]
         caption = (
@@ -231,36 +229,16 @@ class HeadScores(results.Result):
             return median_interval(cells, confidence=self.confidence)
         mean = defined_mean(cells)
         values = np.where(np.isinf(mean), np.nan, cells)
-        found = mean_interval(values, confidence=self.confidence, n_resamples=N_RESAMPLES, seed=self.seed)
+        found = mean_interval(values, confidence=self.confidence, n_resamples=2000, seed=self.seed)
         return replace(found, estimate=mean)
 
     def _sink_words(self) -> str:
-        """Tell to how many heads the span is a sink in most problems, and to which most often."""
         every = [each.sinks() for each in (self, *self.twins)]
-        counts, n = every[0]
-        if not n.any():
+        if not every[0][1].any():
             return "Is the span an attention sink? Undefined for every head."
-        most = int(np.where(n > 0, counts / np.maximum(n, 1), -1.0).argmax())
-        limits = wilson(int(counts[most]), int(n[most]), confidence=self.confidence)
-        interval = f"{100 * float(limits.low):.0f}, {100 * float(limits.high):.0f}"
         own, *twins = (int((2 * sunk > known).sum()) for sunk, known in every)
         untrained = f" In untrained twins: to {' and '.join(map(str, twins))}." if twins else ""
-        return (
-            f"Is the span an attention sink? In most problems to {own} of "
-            f"{count_of(len(counts), 'head')}; most often to {self.heads[most]}, in {counts[most]} of "
-            f"{results.counted(int(n[most]), self.groups)} ({100 * counts[most] / n[most]:.0f} % [{interval}]).{untrained}"
-        )
-
-
-def is_sink(scores: HeadScores) -> np.ndarray:
-    """Tell whether the span is a sink to a head, `[problem, head]`: to its attention, or in the residual stream that it reads.
-
-    Some span token gets more than 0.3 of the attention of all rows that see it; or the span's tokens, or the first of them, are
-    at least `MASSIVE` times as long as others. Source: Gu et al. (2410.10781), Sun et al. (2402.17762), secondary sinks
-    (2512.22213), repeated tokens (2503.08908).
-    """
-    attended = results.of_heads(scores.of("span_sink_rate"), scores.heads) > 0
-    return attended | np.any([results.of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST], axis=0)
+        return f"Is the span an attention sink? In most problems to {own} of {count_of(len(self.heads), 'head')}.{untrained}"
 
 
 @checked
@@ -397,19 +375,16 @@ def score_cache(
 
 
 def _patterns(cache: Any) -> dict[int, Tensor]:
-    layers = sorted(int(match[1]) for name in cache.keys() if (match := _PATTERN.match(str(name))))  # noqa: SIM118
-    if not layers:
+    found = {int(match[1]): cache[name] for name in cache.keys() if (match := _PATTERN.match(str(name)))}  # noqa: SIM118
+    if not found:
         raise ValueError(
             "this cache holds no attention patterns (blocks.{layer}.attn.hook_pattern): run_with_cache without a "
             'filter, or with names_filter=lambda name: name.endswith("hook_pattern"); fused attention never makes one'
         )
-    found: dict[int, Tensor] = {}
-    for layer in layers:
-        pattern = cache[f"blocks.{layer}.attn.hook_pattern"].detach()
+    for pattern in found.values():
         if pattern.ndim == 4 and len(pattern) > 1:
             raise ValueError(f"the cache holds {len(pattern)} prompts: run the model on one")
-        found[layer] = pattern.reshape(pattern.shape[-3:])
-    return found
+    return {layer: found[layer].detach().reshape(found[layer].shape[-3:]) for layer in sorted(found)}
 
 
 def _plan(
@@ -528,7 +503,6 @@ class Described:
     def reduced(
         self, pair: PromptPair, condition: str, layout: streaming.Layout, plan: streaming.Plan, **more: Any
     ) -> streaming.Reductions:
-        """Call `reduce_prompt` of a pair's prompt in one condition."""
         how: Arguments = {"layers": self.layers, "source": self.source, **more}
         return streaming.reduce_prompt(self.model, pair.condition(condition), layout, plan, **how)
 

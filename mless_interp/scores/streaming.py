@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..core.arguments import Arguments
 from ..metrics.patterns import RowChoice, computed_once, uniform_pattern, widened, with_sink_key
-from ..metrics.received import received_from_sums, received_sums
+from ..metrics.received import received_attention, received_sums
 from ..models.attention_math import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.info import AttentionRule, Inputs, Reducer
-from ..models.sites import Held, attention_sites, site
+from ..models.sites import Held, site
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 
@@ -234,7 +234,7 @@ class Reduced:
 
     def mean(self, kind: str, min_rows: int) -> Tensor:
         """Return each token's mean attention `[head, token]`: from later tokens ("received"), or from itself too ("alpha")."""
-        return received_from_sums(self.numbers[kind, "sum"], self.numbers[kind, "count"], min_rows=min_rows)
+        return received_attention(self.numbers[kind, "sum"], self.numbers[kind, "count"], min_rows=min_rows)
 
 
 def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside: Any) -> Reduced:
@@ -250,7 +250,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside:
 
     for block in blocks:
         with computed_once():
-            seen: Arguments = {"visible": block.visible, "dest_positions": block.positions}
+            seen: Arguments = {"visible": block.visible, "first": block.first}
             if plan.received:
                 sink = block.mask(layout.sink, extra=True) if plan.exclude_sink else None
                 received = received_sums(block.pattern, rows=block.mask(layout.rows), sink=sink, **seen)
@@ -296,6 +296,10 @@ def reduce_prompt(
     masks = list(model.visible(inputs.to("cpu")))
     first = [next(at for at, other in enumerate(masks) if other is mask) for mask in masks]  # one window, one mask
     held, needs = Held(), plan.needs
+    parts = ["hook_resid_pre"] * ("residual" in needs) + ["attn.hook_v"] * ("values" in needs)
+    parts += ["attn.hook_rot_q", "attn.hook_rot_k"] * (recompute or keep)
+    if not recompute:
+        parts += ["attn.hook_attn_scores"] * ("scores" in needs) + ["attn.hook_pattern"]
     found: dict[int, Reduced] = {}
     kept: dict[int, Other] = {}
 
@@ -305,40 +309,31 @@ def reduce_prompt(
 
     def reduce(layer: int, z: Tensor) -> None:  # by then all else of the layer has come, in whatever order
         rule, visible = model.attention_rule(layer), seen(first[layer], z.device)
+        got = dict(zip(parts, held.take(*(site(layer, part) for part in parts)), strict=True))
         vectors: Vectors = {}
         context: dict[str, Any] = {"other": (compare or {}).get(layer)}
         if "residual" in needs:
-            vectors["residual"] = held.take(site(layer, "hook_resid_pre"))[0][0]
+            vectors["residual"] = got["hook_resid_pre"][0]
         if "values" in needs:
-            values = values_of_heads(held.take(site(layer, "attn.hook_v"))[0][0], model.info.n_heads)
-            vectors["values"] = context["values"] = values
+            vectors["values"] = context["values"] = values_of_heads(got["attn.hook_v"][0], model.info.n_heads)
         if "output_weights" in needs:
-            written = model.attention_output(layer).weights
-            context["output_weights"] = written.to(values.device)  # they may lie elsewhere
-        if recompute or keep:
-            q, k = held.take(*attention_sites(layer, "rot_q", "rot_k"))
+            context["output_weights"] = model.attention_output(layer).weights.to(z.device)  # they may lie elsewhere
         if keep:
-            kept[layer] = Other(widened(q).clone(), widened(k).clone(), visible, rule, layout)
+            q, k = (widened(got[f"attn.hook_rot_{which}"]).clone() for which in "qk")
+            kept[layer] = Other(q, k, visible, rule, layout)
         if recompute:
-            blocks = recomputed_blocks(q, k, visible, rule)
+            blocks = recomputed_blocks(got["attn.hook_rot_q"], got["attn.hook_rot_k"], visible, rule)
         else:
-            scores = held.take(site(layer, "attn.hook_attn_scores"))[0][0] if "scores" in needs else None
-            (pattern,) = held.take(site(layer, "attn.hook_pattern"))
-            blocks = pattern_blocks(pattern[0], visible, n_extra=rule.n_extra, scores=scores)
+            scores = got["attn.hook_attn_scores"][0] if "scores" in needs else None
+            blocks = pattern_blocks(got["attn.hook_pattern"][0], visible, n_extra=rule.n_extra, scores=scores)
         reduced, n_heads = reduce_blocks(blocks, layout, plan, **context), model.info.n_heads
         of_states = {("states", name): formula(vectors, layout, n_heads) for name, formula in plan.states.items()}
         found[layer] = Reduced(reduced.numbers | of_states)
 
     capture: dict[str, Reducer] = {}
     for layer in layers:
-        wanted = [site(layer, "hook_resid_pre")] * ("residual" in needs)
-        wanted += [site(layer, "attn.hook_v")] * ("values" in needs)
-        if recompute or keep:
-            wanted += attention_sites(layer, "rot_q", "rot_k")
-        if not recompute:
-            wanted += [site(layer, "attn.hook_attn_scores")] * ("scores" in needs)
-            wanted += [site(layer, "attn.hook_pattern")]
-        capture |= {**held.captures(*wanted), site(layer, "attn.hook_z"): partial(reduce, layer)}
+        names = [site(layer, part) for part in parts]
+        capture |= {**held.captures(*names), site(layer, "attn.hook_z"): partial(reduce, layer)}
     model.run(inputs, capture=capture, logits_at="none")
     even = {}
     for mask in {first[layer] for layer in layers}:  # uniform attention reduced in the same way

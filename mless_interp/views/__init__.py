@@ -14,7 +14,6 @@ PUBLIC = {
     "bars": ["accuracy_bars", "activation_histograms", "bars_of_models", "direct_bars"],
     "circuitsvis": ["attention"],
 }
-"""module -> its public names."""
 _loaded, __dir__, __all__ = lazy_loader.attach(__name__, ["draw"], PUBLIC)
 
 

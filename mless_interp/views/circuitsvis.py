@@ -27,13 +27,12 @@ from ..prompts.pairs import PromptPair
 from ..runtime.folders import savable
 from ..runtime.text_safety import shortened, visible
 from . import show_after_cell
+from .report import Report
 
 COLOURS = ("#B2182B", "#2166AC", "#F4E9A0")
 """More, less, inserted: the ends of the still pictures' colours, told apart by colour-blind people."""
 MOST_CELLS = 800_000
 """Cells of all charts of a view, above which only the first heads are drawn (at least one), so that a page stays small."""
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-_STYLE = "body{margin:1rem auto;max-width:100rem;padding:0 1rem;background:#fff}"
 MARK = "▌"
 """Stands before the text of an inserted token."""
 
@@ -148,8 +147,13 @@ class View:
     def __post_init__(self) -> None:
         show_after_cell(self)
 
+    @property
+    def script(self) -> str:
+        """What a page of fragments holds once."""
+        return shared_script()
+
     def fragment(self) -> str:
-        """Return this view's part of a page that holds `shared_script()` once."""
+        """Return this view's part of a page that holds its `script` once."""
         self.seen.add("written")
         text = json.dumps(self.data, separators=(",", ":"), allow_nan=False)
         safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -160,23 +164,12 @@ class View:
             f'<script>(window.mlessViews=window.mlessViews||[]).push("{name}")</script>'
         )
 
-    def page(self) -> str:
-        """Return a whole HTML page that makes no request."""
-        return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-            f"<title>{html.escape(self.title)}</title><style>{_STYLE}</style></head><body>"
-            f"{shared_script()}{self.fragment()}</body></html>"
-        )
-
     def save(self, path: str | Path) -> Path:
-        """Write the page and return its path."""
-        Path(path).write_text(self.page(), encoding="utf-8")
-        return Path(path)
+        """Write a page that makes no request, and return its path."""
+        return Report(self.title, "").view(self).save(path)
 
     def _repr_html_(self) -> str:
-        return shared_script() + self.fragment()
+        return self.script + self.fragment()
 
     def __repr__(self) -> str:
         return f"View({self.title!r}); a notebook shows it, .save('page.html') writes it"

@@ -1,8 +1,6 @@
 """The one door to matplotlib: pictures, and the marks that every plot here shares.
 
-Everything is drawn through the object interface: no pyplot, no global state, no rcParams touched. Colours are Okabe and
-Ito's, with dashes, markers and hatches that tell things apart without colour. Names that came from outside are drawn letter
-by letter, never as formulas.
+Everything is drawn through the object interface: no pyplot, no global state, no rcParams touched. Colours are Okabe and Ito's.
 """
 
 import io
@@ -38,7 +36,6 @@ SEQUENTIAL = "cividis"
 GREY = "0.55"
 
 Style: TypeAlias = dict[str, Any]
-"""Options of a marker, a bar or a legend's patch."""
 Values: TypeAlias = np.ndarray | pd.Series | Sequence[float] | Sequence[int]
 LINES = (
     ("#0072B2", "-", "o"),
@@ -51,9 +48,7 @@ LINES = (
 """Colours, dashes and markers of series, in order: told apart without colour too."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 STROKES = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
-"""What a legend shows of cells with strokes."""
 MADE_WITH = ("model", "insertion", "contrast", "direction", "edit", "outcome")
-"""Settings that stand over a picture."""
 FILLED: Style = {"marker": "o", "color": LINES[0][0]}
 OPEN: Style = FILLED | {"markerfacecolor": "white"}
 LETTERS_PER_INCH = 15
@@ -179,11 +174,6 @@ def key_below(picture: Figure, entries: Sequence[tuple[str, Style]] = (), *, nco
         text.set_text(textwrap.fill(text.get_text(), room))
 
 
-def say(axes: Axes, words: str) -> None:
-    """Write in the middle of empty axes."""
-    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=8)
-
-
 def draw_series(axes: Axes, x: Values, values: np.ndarray, number: int, label: str, **options: object) -> None:
     """Draw the line of the series of this number, `with_limits`, with its interval as a band where there is one."""
     colour, dashes, marker = LINES[number % len(LINES)]
@@ -236,7 +226,6 @@ def draw_cells(
 
 
 def colour_bar(image: AxesImage, axes: Axes | np.ndarray, label: str, **options: Any) -> Colorbar:
-    """Draw the colour bar of the maps on these axes."""
     bar = image.figure.colorbar(image, ax=axes, label=label, **options)
     bar.ax.yaxis.label.set_fontsize(8)
     bar.ax.tick_params(labelsize=7)

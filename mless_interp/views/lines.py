@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 from ..circuits.head_sets import CircuitCurve
 from ..core.arguments import count_of
 from ..core.heads import Head, as_head, as_heads
 from ..patching.dose import DoseResponse
 from ..runtime.base_result import largest_first, limits_of
-from ..scores import AttentionProfile, Curve
+from ..scores import AttentionProfile
 from . import draw
 from .draw import GREY, LINES, Axes, Picture, Style, draw_series, name_axes, name_ticks, with_limits, words_of
 
@@ -49,7 +50,7 @@ def profiles(
                 _draw_curve(axes, profile.curve(head, condition, aligned=aligned), name, at)
                 even = profile.curve(head, condition, aligned=aligned, null=True)
                 style: Style = {"color": GREY, "linewidth": 0.9, "linestyle": LINES[at][1], "zorder": 1}
-                axes.plot(even.position, even.mean, label=f"uniform attention, {name}", **style)
+                axes.plot(even["position"], even["mean"], label=f"uniform attention, {name}", **style)
             title = "\n".join([words_of(profile, "model"), words_of(profile, "insertion"), str(head)])
             _label_curve(axes, profile, title if aligned else "", aligned=aligned)
     draw.key_below(picture)
@@ -79,9 +80,9 @@ def _grid(columns: int, rows: int) -> tuple[Picture, np.ndarray]:
     return draw.panel(max(4.6, 3.9 * columns), 2.9 * rows + 0.3, rows, columns, squeeze=False)
 
 
-def _draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
-    values = np.stack([curve.mean, curve.low, curve.high])
-    draw_series(axes, curve.position, values, number, name, marker=None, linewidth=1.3)
+def _draw_curve(axes: Axes, curve: pd.DataFrame, name: str, number: int) -> None:
+    values = with_limits(curve, "mean", ("low", "high"))
+    draw_series(axes, curve["position"], values, number, name, marker=None, linewidth=1.3)
 
 
 def _label_curve(axes: Axes, of: AttentionProfile, title: str, *, aligned: bool) -> None:
@@ -117,7 +118,8 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     name_ticks(axes.xaxis, list(at), at)
     axes.set_xlim(left=0)
     if not table["faithfulness"].notna().any():
-        draw.say(axes, "undefined: the whole effect is not established,\nor its mean is not told from 0")
+        words = "undefined: the whole effect is not established,\nor its mean is not told from 0"
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=8)
     heads = f"heads of the ranking that are restored (of {len(found.ranking)})"
     title = words_of(found, "model", "insertion", "outcome")
     name_axes(axes, x=heads, y="share of the effect restored (1: all of it)", title=title)

@@ -176,9 +176,7 @@ def path_graph(found: PathEffects) -> Picture:
 
     Solid lines are with the insertion's effect, dashed ones against it. On the 20 widest edges stand their number and, into a
     head, those of q, k and v that most problems show. Where a node stands in its layer means nothing. Without edges a sentence
-    says why.
-
-    An edge into a head is that of q, k and v together; where this is not among those to draw, the largest of the others.
+    says why. An edge into a head is that of q, k and v together; where this is not to be drawn, the largest of the others.
     """
     table = turned(found, found.table())
     column, words = ("share", "share of the insertion's effect")

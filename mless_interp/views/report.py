@@ -11,10 +11,9 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ from ..core.arguments import Arguments, count_of
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..runtime.base_result import Result, ShownMap, turned
-from ..runtime.columns import KNOWN, Column, TextTable, column_of
+from ..runtime.columns import Column, TextTable, column_of
 from ..runtime.folders import savable
 from ..runtime.text_safety import visible
 
@@ -44,46 +43,6 @@ def colour(share: float) -> str:
     stops = np.array([[int(stop[i : i + 2], 16) for i in (0, 2, 4)] for stop in BLUE_TO_RED])
     place = np.linspace(-1, 1, len(stops))
     return "#" + "".join(f"{round(float(np.interp(share, place, channel))):02x}" for channel in stops.T)
-
-
-@dataclass(frozen=True)
-class HeadMap:
-    """Hold a layer × head map: a square per head with place, colour, whether it is outlined, and all its numbers in words."""
-
-    kind: ClassVar[str] = "head_map"
-    column: Column
-    limit: str
-    signed: bool
-    undefined: bool
-    squares: tuple[Mapping[str, Any], ...]
-    marked_means: str
-    below: str
-    clipped: bool
-
-    @classmethod
-    def of(
-        cls, drawn: ShownMap, *, known: Mapping[str, Column] = KNOWN, interval: str = "95 %", below: str = ""
-    ) -> "HeadMap":
-        """Make it of a result's; `known`: what its columns mean; `interval`: its confidence; `below`: what is said below 0."""
-        frame = drawn.frame
-        table = TextTable.of(frame, "", columns=drawn.columns, known=known, interval=interval)
-        numbers = frame[drawn.value].to_numpy(dtype=float, na_value=np.nan)
-        column = column_of(drawn.value, known)
-        # shares of a few percent stay pale: a map of nothing must not look like a finding
-        least = SMALLEST_SHARE if column.role == "share" else 0.0
-        sizes = np.append(np.abs(numbers[np.isfinite(numbers)]), least)
-        limit, most = float(sizes.max()) or 1.0, max(least, float(np.quantile(sizes, 0.98)))
-        clipped = drawn.marked is None and limit > 2 * most > 0  # a few heads, not named, must not pale all others
-        limit = most if clipped else limit
-        marked = [False] * len(frame) if drawn.marked is None else list(drawn.marked)
-        places = zip(frame["layer"].astype(int), frame["head"].astype(int), numbers.tolist(), marked, strict=True)
-        squares = tuple(
-            {"layer": layer, "head": head, "marked": mark, "colour": colour(x / limit), "words": table.sentence(row)}
-            for row, (layer, head, x, mark) in enumerate(places)
-        )
-        signed, undefined = bool((numbers < 0).any()), bool(np.isnan(numbers).any())
-        means = drawn.means if any(marked) else ""
-        return cls(column, f"{limit:.3g}", signed, undefined, squares, means, below, clipped)
 
 
 @savable
@@ -118,9 +77,35 @@ class Block:
     source: str = ""
     width: int = 0
     parts: tuple["Part", ...] = ()
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
 
-Part = Block | TextTable | HeadMap | ShownPrompt
+Part = Block | TextTable | ShownPrompt
+
+
+def map_of(drawn: ShownMap, *, known: Mapping[str, Column], interval: str, below: str) -> Block:
+    """Return a layer × head map: a square per head with place, colour, whether it is outlined, and all its numbers in words.
+    `known`: what its columns mean; `interval`: its confidence; `below`: what is said below 0."""
+    frame = drawn.frame
+    table = TextTable.of(frame, "", columns=drawn.columns, known=known, interval=interval)
+    numbers = frame[drawn.value].to_numpy(dtype=float, na_value=np.nan)
+    column = column_of(drawn.value, known)
+    # shares of a few percent stay pale: a map of nothing must not look like a finding
+    least = SMALLEST_SHARE if column.role == "share" else 0.0
+    sizes = np.append(np.abs(numbers[np.isfinite(numbers)]), least)
+    limit, most = float(sizes.max()) or 1.0, max(least, float(np.quantile(sizes, 0.98)))
+    clipped = drawn.marked is None and limit > 2 * most > 0  # a few heads, not named, must not pale all others
+    limit = most if clipped else limit
+    marked = [False] * len(frame) if drawn.marked is None else list(drawn.marked)
+    places = zip(frame["layer"].astype(int), frame["head"].astype(int), numbers.tolist(), marked, strict=True)
+    squares = [
+        {"layer": layer, "head": head, "marked": mark, "colour": colour(x / limit), "words": table.sentence(row)}
+        for row, (layer, head, x, mark) in enumerate(places)
+    ]
+    words = {"column": column, "limit": f"{limit:.3g}", "below": below, "means": drawn.means if any(marked) else ""}
+    told = {"signed": bool((numbers < 0).any()), "undefined": bool(np.isnan(numbers).any()), "clipped": clipped}
+    return Block("head_map", shown={"squares": squares, **words, **told})
+
 
 OPEN_PICTURES = 2
 """Pictures of results that stand open on a page; the others are folded."""
@@ -154,17 +139,9 @@ class Report:
         """Add what a section found, in one sentence, in bold."""
         return self._with(Block("answer", text))
 
-    def table(
-        self,
-        frame: pd.DataFrame,
-        caption: str,
-        *,
-        columns: Sequence[str] | Mapping[str, str] | None = None,
-        of: type[Result] = Result,
-    ) -> "Report":
-        """Add a data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them;
-        they mean what they do in tables `of` that kind of result."""
-        return self._with(TextTable.of(frame, caption, columns=columns, known=of.declared()))
+    def table(self, frame: pd.DataFrame, caption: str, *, of: type[Result] = Result) -> "Report":
+        """Add a data frame as a table that sorts; its columns mean what they do in tables `of` that kind of result."""
+        return self._with(TextTable.of(frame, caption, known=of.declared()))
 
     def figure(self, picture: Any, caption: str) -> "Report":
         """Add a matplotlib figure as PNG."""
@@ -176,7 +153,7 @@ class Report:
 
     def view(self, view: Any) -> "Report":
         """Add a view such as `mi.views.attention` gives; the page holds CircuitsVis' script once."""
-        return self._with(Block("interactive", source=view.fragment()))
+        return self._with(Block("interactive", source=view.fragment(), shown={"script": view.script}))
 
     def prompt(self, prompt: ShownPrompt) -> "Report":
         """Add a problem's prompt as a model reads it (`ShownPrompt.of(model, pair)`), its inserted tokens marked."""
@@ -208,7 +185,7 @@ class Report:
         if (drawn := shown.head_map) is not None:
             below = result.quantity(drawn.value).below
             drawn = replace(drawn, frame=turned(result, drawn.frame))
-            page = page._with(HeadMap.of(drawn, below=below, **words))
+            page = page._with(map_of(drawn, below=below, **words))
         for caption, picture in (pictures or {}).items():
             many = sum(part.kind in ("head_map", "picture") for part in page.parts) >= OPEN_PICTURES
             drawing = self.blank().figure(picture, caption)
@@ -233,11 +210,9 @@ class Report:
 
     def page(self) -> str:
         """Return the whole page as HTML."""
-        library, parts = "", [*self.parts, *chain(*(part.parts for part in self.parts if isinstance(part, Block)))]
-        if any(part.kind == "interactive" for part in parts):
-            from .circuitsvis import shared_script
-
-            library = shared_script()
+        blocks = [part for part in self.parts if isinstance(part, Block)]
+        within = [part for block in blocks for part in block.parts if isinstance(part, Block)]
+        library = next((block.shown["script"] for block in (*blocks, *within) if block.kind == "interactive"), "")
         environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent),
             autoescape=True,

@@ -115,8 +115,12 @@ OF_PATTERNS: dict[str, Callable[..., torch.Tensor]] = {
 """Metrics of each row of a pattern `p`, with its visible keys `v` and masks, values and output weights `m`; rows last."""
 
 OF_COLUMNS: dict[str, Callable[..., torch.Tensor]] = {
-    "received": lambda p, v, m: received.received_attention(p, rows=m["rows"], min_rows=1, **v),
-    "received_no_sink": lambda p, v, m: received.received_attention(p, sink=m["sink"], min_rows=1, **v),
+    "received": lambda p, v, m: received.received_attention(
+        *received.received_sums(p, rows=m["rows"], **v), min_rows=1
+    ),
+    "received_no_sink": lambda p, v, m: received.received_attention(
+        *received.received_sums(p, sink=m["sink"], **v), min_rows=1
+    ),
 }
 
 PROFILE, OTHER, VECTORS = random(2, 3, N).abs(), random(2, 3, N, seed=1).abs(), random(2, 3, N, 4)
@@ -202,7 +206,7 @@ def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> 
         options = {"rows": rows, "sink": left_out}
         sums, counts = received.received_sums(pattern, visible=visible, **options)
         parts = [
-            received.received_sums(pattern[part], visible=visible[part], dest_positions=part, **options)
+            received.received_sums(pattern[part], visible=visible[part], first=int(part[0]), **options)
             for part in torch.arange(14).split(5)
         ]
         same(sum(part[0] for part in parts), sums)
@@ -224,7 +228,7 @@ def test_outcomes_and_shares_of_half_precision_are_computed_in_float32(dtype: to
         assert value.dtype == torch.float32
     same(outputs.answer_logprob(torch.full((1, 1, 2), 6e4, dtype=torch.float16), ANSWER[:1]), -0.6931472)
     p, q = (3 * random(2, 40)).softmax(-1).to(dtype)
-    for distance in (attention.total_variation, attention.hellinger, attention.jensen_shannon_distance):
+    for distance in (attention.total_variation, attention.hellinger, attention.jensen_shannon_divergence):
         exact = distance(p.double() / p.double().sum(), q.double() / q.double().sum())
         same(distance(p, q), exact.float(), atol=1e-6, rtol=0)
 
@@ -241,15 +245,15 @@ NEEDED = {"span": mask(1, n=3), "sink": mask(0, n=3), "values": torch.eye(3)}
 
 
 def test_every_row_that_is_no_probability_is_refused_by_every_metric() -> None:
-    assert len(OF_A_PATTERN) >= 12 and len(takes("p")) == 4
+    assert len(OF_A_PATTERN) >= 12 and len(takes("p")) == 3
     for kind, row in WRONG.items():
         for metric in OF_A_PATTERN:
             metric(GOOD, **asked(metric, NEEDED))
             with pytest.raises(ValueError, match=r"sum to 1 .* row \[2\]"):
                 metric(torch.cat([GOOD[:2], torch.tensor([row])]), **asked(metric, NEEDED))
         for distance in takes("p"):
-            for which, pair in (("second", (GOOD[2], torch.tensor(row))), ("first", (torch.tensor(row), GOOD[2]))):
-                with pytest.raises(ValueError, match=f"the {which} rows must be probabilities that sum to 1"):
+            for pair in ((GOOD[2], torch.tensor(row)), (torch.tensor(row), GOOD[2])):
+                with pytest.raises(ValueError, match="must hold probabilities and sum to 1"):
                     distance(*pair)
         if kind != "too little":
             with pytest.raises(ValueError, match=r"sum to 1 at most .* row \[2\]"):

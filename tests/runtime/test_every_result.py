@@ -118,8 +118,8 @@ def test_pictures_find_what_they_ask_of_its_columns(name: str) -> None:
 
 BY_GROUP = """
     ActivationShift AttentionDecomposition Circuit CircuitCurve Confirmation DirectEffects DoseResponse HeadAttribution
-    HeadScores HeadWrites JointKnockout LocatedHeads Mediation PathEffects PositionMap ReadEffects SegmentAttention
-    SitePatches SpanReadings StudyResult Transfer Transplant
+    HeadScores HeadWrites JointKnockout LocatedHeads Mediation PathEffects PositionMap ReadEffects SitePatches
+    SpanReadings StudyResult Transfer Transplant
 """.split()
 
 

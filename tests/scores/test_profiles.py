@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from models_under_test import loaded, pairs_for, problems
-from small_results import between_segments, uneven
+from small_results import uneven
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
 from mless_interp.models.sites import site
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
-from mless_interp.prompts.prompt import SEGMENTS
 from mless_interp.scores import attention_profile
 
 NAN = np.nan
@@ -22,12 +21,12 @@ NAN = np.nan
 
 def test_curves_put_insertion_points_on_each_other() -> None:
     curve = uneven().curve(Head(0, 13), "inserted")
-    np.testing.assert_allclose(curve.mean, [0.5, 0.25, 0.1, 0.15, 0.1, NAN])
-    assert curve.n.tolist() == [1, 2, 2, 2, 2, 0]
-    assert (curve.low[1:5] <= curve.mean[1:5]).all() and (curve.mean[1:5] <= curve.high[1:5]).all()
+    np.testing.assert_allclose(curve["mean"], [0.5, 0.25, 0.1, 0.15, 0.1, NAN])
+    assert curve["n"].tolist() == [1, 2, 2, 2, 2, 0]
+    assert (curve["low"][1:5] <= curve["mean"][1:5]).all() and (curve["mean"][1:5] <= curve["high"][1:5]).all()
     assert uneven().shaded("inserted") == ((2, 4),) and uneven().shaded("base") == ()
     null = uneven().curve(Head(0, 13), "inserted", null=True)
-    np.testing.assert_allclose(null.mean, [0.25, 0.25, 0.2, 0.2, 0.15, NAN])
+    np.testing.assert_allclose(null["mean"], [0.25, 0.25, 0.2, 0.2, 0.15, NAN])
 
 
 def test_levels_are_means_over_segments() -> None:
@@ -72,23 +71,16 @@ def test_masses_are_naive_sums(condition: str, tiny_model_dir: Any) -> None:
     pairs = shots(model)
     found = mi.attention_between_segments(model, pairs, conditions=[condition], progress=False)
     there = {"bos", "system", "examples", "question", *["inserted"] * (condition != "base")}
-    assert found.segments == tuple(segment for segment in SEGMENTS if segment in there)
+    assert set(found.metrics) == {f"{dest}_to_{src}" for dest, src in product(there, there)}
+    assert found.metrics[0].startswith(f"question_to_{'inserted' if 'inserted' in there else 'bos'}")
     for at, pair in enumerate(pairs):
         segments = np.array((pair.base if condition == "base" else pair.inserted).segments)
         name = site(1, "attn.hook_pattern")
         run = model.run(pair.condition(condition), capture={name: None}, logits_at="none")
         pattern = run.captured[name][0].double().numpy()
-        for dest, src in product(found.segments, found.segments):
+        for dest, src in product(there, there):
             block = pattern[:, segments == dest][..., segments == src]
             expected = block.sum(-1).sum(-1) / ((segments == dest).sum() or NAN)
-            np.testing.assert_allclose(found.of(dest, src)[at, 1], expected, atol=1e-6)
-    table = found.over_heads().set_index("reads").astype(float)
-    np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-5, err_msg="also where some prompts lack a segment")
-
-
-def test_segments_and_conditions_that_are_not_there_are_named() -> None:
-    found = between_segments()
-    with pytest.raises(ValueError, match="no segment 'examples' here; there are system, inserted, question"):
-        found.of("question", "examples")
-    with pytest.raises(ValueError, match="no condition 'gap' here; there are inserted"):
-        found.over_heads("gap")
+            np.testing.assert_allclose(found.of(f"{dest}_to_{src}")[at, 1], expected, atol=1e-6)
+    totals = {dest: sum(found.mean(f"{dest}_to_{src}") for src in there) for dest in there}
+    np.testing.assert_allclose([*totals.values()], 1, atol=1e-5, err_msg="also where some prompts lack a segment")

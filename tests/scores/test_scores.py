@@ -116,12 +116,14 @@ def test_streamed_metrics_equal_the_formulas_on_whole_patterns(backend: str, mod
         found["span_output_weight"] = mean(
             outputs.span_output_weight(pattern, of_group, span=span, output_weights=weights)
         )
-        r = received.received_attention(pattern, rows=~span, sink=sink, **seen)
-        null = received.received_attention(patterns.uniform_pattern(seen["visible"]), rows=~span, sink=sink, **seen)
+        r = received.received_attention(*received.received_sums(pattern, rows=~span, sink=sink, **seen))
+        uniform = patterns.uniform_pattern(seen["visible"])
+        null = received.received_attention(*received.received_sums(uniform, rows=~span, sink=sink, **seen))
         rho = received.relative_received(r, null.expand_as(r))
         found["collapse_relative"] = profiles.span_collapse(rho, span=span, reference=before)
         found["onset_step"] = profiles.onset_step(rho, span=span)
-        r0 = received.received_attention(base[layer], visible=visible["base"][layer], sink=sink[: len(pair.base)])
+        seen = {"visible": visible["base"][layer], "sink": sink[: len(pair.base)]}
+        r0 = received.received_attention(*received.received_sums(base[layer], **seen))
         tokens = torch.ones(len(pair.base), dtype=torch.bool)
         found["retention"] = profiles.aligned_recovery(r0, r[:, pair.shared], tokens=tokens)
         for name, values_ in found.items():
@@ -234,7 +236,7 @@ def test_a_span_at_the_start_moves_the_sink_and_says_so(model: Model) -> None:
     assert pair.span[0] == 0
     scores = score_heads(model, [pair], metrics=["sink_alpha", "collapse_relative", "retention"], progress=False)
     whole = captured(model, pair, "inserted", "attn.hook_pattern")[0]
-    alpha = received.received_attention(whole, diag=True, min_rows=1)[:, pair.span[1]]
+    alpha = received.received_attention(*received.received_sums(whole, diag=True), min_rows=1)[:, pair.span[1]]
     np.testing.assert_allclose(scores.of("sink_alpha")[0, 0], alpha, atol=1e-6)
     assert np.isnan(scores.of("collapse_relative")).all(), "there is no prefix to compare with"
     assert np.isfinite(scores.of("retention")).all()

@@ -16,7 +16,7 @@ import mless_interp as mi
 from mless_interp.models.load import load_model
 from mless_interp.models.sites import site
 from mless_interp.scores import SINKS
-from mless_interp.scores.score import MASSIVE, OF_SINKS, is_sink
+from mless_interp.scores.score import MASSIVE, OF_SINKS
 
 BEFORE = "inserted"
 
@@ -80,7 +80,8 @@ def test_a_span_that_was_made_a_sink_is_found_to_be_one(scale: float, sunk: bool
         model, pairs_for(model), metrics="sinks", conditions=("inserted",), heads=["L0H1"], progress=False
     )
     np.testing.assert_allclose(scores.of("span_sink_cosine")[:, 0, 1], 1, atol=1e-6)
-    assert (is_sink(scores) == sunk).all() and (scores.of("span_first_residual_norm")[:, 0, 1] >= MASSIVE).all() == sunk
+    counts, known = scores.sinks()
+    assert (counts == known * sunk).all() and (scores.of("span_first_residual_norm")[:, 0, 1] >= MASSIVE).all() == sunk
 
 
 def test_what_is_unknown_of_a_sink_is_not_counted() -> None:
@@ -89,7 +90,8 @@ def test_what_is_unknown_of_a_sink_is_not_counted() -> None:
     rates = np.zeros((12, 2, 3))
     rates[:9, 1, 0], rates[6:, 1, 0] = 0.2, np.nan
     some = {name: {"inserted": np.full((12, 2, 3), 1.0)} for name in OF_SINKS} | {"span_sink_rate": {"inserted": rates}}
-    words = replace(plain, values=some).explain()
-    assert "to 1 of 6 heads; most often to L1H0, in 6 of 6 problems (100 % [61, 100])." in words
+    found = replace(plain, values=some)
+    assert "In most problems to 1 of 6 heads." in found.explain()
+    assert [each[3] for each in found.sinks()] == [6, 6], "of L1H0"
     nothing = {name: {"inserted": np.full((12, 2, 3), np.nan)} for name in OF_SINKS}
     assert "Undefined for every head." in replace(plain, values=nothing).explain()

@@ -15,7 +15,7 @@ from small_results import located, patched
 import mless_interp as mi
 from mless_interp.runtime.base_result import ShownMap
 from mless_interp.runtime.store import provenance
-from mless_interp.views.report import HeadMap, ShownPrompt
+from mless_interp.views.report import ShownPrompt, map_of
 
 NAN, INF = float("nan"), float("inf")
 BAD = '</script><script>window.hacked=1</script><img src="x:y" onerror="window.hacked=2">"\'&{{ 7*7 }}'
@@ -56,7 +56,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Pa
         model, [bad, *pairs_for(model)[1:]], metrics=["span_mass", "collapse_relative"], progress=False
     )
     page = mi.Report(BAD, question=BAD).result(scores, heading=BAD).sentence(BAD).table(frame, BAD)
-    drawn = HeadMap.of(ShownMap(frame, "effect", ["label", BAD], [True] * 6, BAD))
+    drawn = map_of(ShownMap(frame, "effect", ["label", BAD], [True] * 6, BAD), known={}, interval="95 %", below="")
     page = replace(page, parts=(*page.parts, drawn)).figure(mi.views.head_map(patched()), BAD).heading("Two")
     page = page.view(mi.views.attention(model, bad, [mi.Head(0, 0), mi.Head(1, 2)]))
     page = page.view(mi.views.attention(model, bad, [mi.Head(2, 1)])).prompt(ShownPrompt.of(model, bad))

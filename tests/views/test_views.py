@@ -16,7 +16,7 @@ from small_results import activations, answered, checked, patched, placed, profi
 import mless_interp as mi
 from mless_interp.runtime.base_result import ShownMap
 from mless_interp.runtime.columns import TextTable
-from mless_interp.views.report import HeadMap
+from mless_interp.views.report import map_of
 
 
 @pytest.mark.parametrize("name", PICTURES | PAGES)
@@ -74,6 +74,7 @@ def test_drawing_touches_nothing_global(tmp_path: Any) -> None:
 def test_one_head_far_from_the_others_does_not_pale_them_unless_it_is_named() -> None:
     frame = pd.DataFrame({"layer": np.arange(60) // 30, "head": np.arange(60) % 30, "effect": 0.1})
     frame.loc[7, "effect"] = 0.25
-    open_, named = (HeadMap.of(ShownMap(frame, "effect", ["effect"], marked)) for marked in (None, [False] * 60))
-    assert (open_.limit, open_.clipped, open_.squares[0]["colour"]) == ("0.1", True, "#67001f")
-    assert (named.limit, named.clipped, named.squares[0]["colour"]) == ("0.25", False, "#f4a582")
+    for marked, expected in ((None, ("0.1", True, "#67001f")), ([False] * 60, ("0.25", False, "#f4a582"))):
+        drawn = ShownMap(frame, "effect", ["effect"], marked)
+        found = map_of(drawn, known={}, interval="95 %", below="").shown
+        assert (found["limit"], found["clipped"], found["squares"][0]["colour"]) == expected
