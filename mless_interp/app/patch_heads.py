@@ -128,7 +128,6 @@ def answers_come_back(found: "AccuracyResults") -> list[str]:
 
 
 def _short(answered: "AccuracyResults") -> object:
-    """Return a row per treatment: what is cut off, right answers, and how they differ from those with the insertion only."""
     treatments, table = answered.settings["treatments"], answered.printed().drop(columns=["gained", "lost"])
     table.insert(5, "heads", [", ".join(treatments[name]["knockout"]) or None for name in table["treatment"]])
     return table

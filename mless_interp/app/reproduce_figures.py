@@ -175,7 +175,6 @@ BARS = "MATH-500 as published (read off the paper's bars), and measured where n 
 
 
 def _bars(answered: dict[str, Any]) -> "pd.DataFrame":
-    """Return the paper's bars, and behind them those of one's own models with their intervals."""
     import pandas as pd
 
     from ..paper.figures import published, title_of

@@ -221,7 +221,6 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
 
 
 def _finish(asked: line.Saving, present: Callable[[Kept], Presented], *, report: bool) -> None:
-    """Make the run's folder of what was kept, with all that follows from it."""
     with folders.new_folder(asked.out, overwrite=asked.overwrite) as made:
         shutil.copytree(asked.kept, made, dirs_exist_ok=True)
         (made / folders.MANIFEST).unlink()

@@ -227,7 +227,6 @@ class _Checking:
     seed: int
 
     def checked(self, claims: Iterable[Claim]) -> ClaimChecks:
-        """Judge each of these claims."""
         checks = [self.ranked(claim) if claim.key == "low_in_span" else self.judged(claim) for claim in claims]
         heads, n_problems = " ".join(map(str, self.heads)), len(self.profile.problem_ids)
         return ClaimChecks(tuple(checks), settings={**self.profile.settings, "heads": heads, "n_problems": n_problems})
@@ -259,7 +258,6 @@ class _Checking:
         return None if self.meaningful is None else self.alike(self.meaningful), self.of_draws(self.alike)
 
     def of_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
-        """Return the mean of a measure over the draws of random words."""
         return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
 
     def level(self, of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
@@ -268,7 +266,6 @@ class _Checking:
         return np.array([defined_mean(heads) for heads in levels])
 
     def variation(self, of: AttentionProfile) -> np.ndarray:
-        """Return how much the tokens of the span differ in what they receive."""
         inside = map(of.is_inserted, range(len(of.problem_ids)))
         values = _only(of, self.heads).whole("inserted")
         return _per_problem(lambda values, span: span_variation(values, span=span), values, inside)
@@ -296,12 +293,10 @@ class _Checking:
         return np.array(measured), np.array(null)
 
     def mean(self, values: np.ndarray) -> tuple[float, float, float, int]:
-        """Return the mean over groups, its limits, and of how many it is."""
         found = mean_interval(values, seed=self.seed, confidence=CONFIDENCE)
         return float(defined_mean(values)), float(found.low), float(found.high), int(np.isfinite(values).sum())
 
     def judged(self, claim: Claim) -> ClaimCheck:
-        """Hold what was measured against its null, problem by problem."""
         (measured, null), groups = self.measured(claim.key), self.profile.groups
         if measured is None or null is None:
             return ClaimCheck(claim, reason=claim.missing)
@@ -336,8 +331,6 @@ class _Checking:
 
 
 def _retention(of: AttentionProfile, condition: str = "inserted") -> np.ndarray:
-    """Return the received attention that shared tokens keep."""
-
     def kept(base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return aligned_recovery(base, other, tokens=torch.ones(base.shape[1], dtype=torch.bool))
 

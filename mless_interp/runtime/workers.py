@@ -299,7 +299,6 @@ class _Worker:
         self._compute: Compute | None = None
 
     def do(self, work: list[object], unit: Unit) -> Tried:
-        """Return the unit's values, or the error that came instead."""
         try:
             if self._compute is None or self._sent != work[0]:
                 self._compute, self._sent = pickle.loads(_ray().get(work[0])), work[0]
@@ -316,7 +315,6 @@ def _tried(compute: Compute, unit: Unit) -> Tried:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return the error, or one with its words where its class cannot be sent."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001, of whatever kind
