@@ -57,6 +57,8 @@ def compute(options: Options) -> Computed:
     questions = {key: _questions(options, directory) for key, directory in directories.items()}
     from .. import paper
     from ..answers import Treatment, evaluate_accuracy
+    from ..ground_truth.stand_ins import stand_in
+    from ..models.load import load_model
     from ..prompts.insertions import Insertion
     from ..prompts.pairs import make_pairs
     from ..runtime.store import provenance
@@ -73,7 +75,12 @@ def compute(options: Options) -> Computed:
         how["twins"] = 0  # of what was never trained
     for key, directory in directories.items():
         options.say(f"{'making a stand-in for' if options.tiny else 'loading'} {directory or title_of(key)} ...")
-        model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, **loading).on(engine)
+        real = paper.MODELS[key]
+        if options.tiny:
+            sizes: Arguments = {"n_heads": real.n_heads, "n_key_value_heads": real.n_key_value_heads}
+            model = stand_in(real.architecture, name=real.title, **sizes, **loading).on(engine)
+        else:
+            model = load_model(directory or real.hub_id, **loading).on(engine)
         heads, folder = figure.heads(key), options.partial / key
         found = paper.reproduce_figure(model, figure.key, questions[key], heads=heads, checkpoint=folder, **how)
         if figure.kind == "bars_and_head" and (directory is not None if options.answers is None else options.answers):

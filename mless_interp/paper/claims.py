@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import Arguments, checked, count_of, one_of
+from ..core.arguments import Arguments, checked, count_of
 from ..core.heads import Head
 from ..data import paper_entries
 from ..metrics.patterns import RowChoice
 from ..metrics.recovery import aligned_recovery, span_variation, timing_spearman
 from ..models.base import Model
-from ..models.load import load_model, untrained_twin
+from ..models.load import untrained_twin
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem
@@ -30,7 +30,7 @@ from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..scores import AttentionProfile, attention_profile
 from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval
-from .figures import MODELS, figure_named
+from .figures import figure_named
 
 N_SHIFTS = 100  # rotations that are the null of the timing
 N_DRAWS = 3  # of random words per problem, averaged
@@ -195,18 +195,6 @@ def reproduce_figure(
     made = measured(model, folder)
     of_twins = [measured(untrained_twin(model, at), folder and folder / f"twin-{at}")["claims"] for at in range(twins)]
     return made | {"claims": replace(made["claims"], twins=tuple(of_twins))}
-
-
-def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, **options: Any) -> Model:
-    """Load a model of the figures: from `directory` or the hub, with `load_model`'s options, or its small random stand-in
-    (`tiny`, which takes `backend` and `attn_implementation` only). `ValueError` for an unknown key."""
-    model = one_of(key, MODELS, "model of the figures")
-    if not tiny:
-        return load_model(directory or model.hub_id, **options)
-    from ..ground_truth.stand_ins import stand_in
-
-    heads: Arguments = {"n_heads": model.n_heads, "n_key_value_heads": model.n_key_value_heads}
-    return stand_in(model.architecture, name=model.title, **heads, **options)
 
 
 def _only(profile: AttentionProfile, heads: Sequence[Head]) -> AttentionProfile:
