@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..core.arguments import one_of
-from .command_line import LIMITS, Asking, chosen_insertion, chosen_names, chosen_place, option
+from .command_line import LIMITS, Asking, chosen_names, chosen_place, option
 from .run_folder import Computed, Kept, Presented, program
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def compute(options: Options) -> Computed:
 def _treatment(options: Options, name: str) -> "Treatment":
     from ..answers import Treatment
     from ..mechanism import ARM
+    from ..prompts.insertions import Insertion
 
     kind, _, place = name.partition("@")
     if kind == "none":
@@ -92,8 +93,8 @@ def _treatment(options: Options, name: str) -> "Treatment":
         arm = ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=options.seed)
         return Treatment(arm=arm, name=name)
     named, unit = {"mless": ("meaningless", options.unit), "mful": ("meaningful", options.word)}.get(kind, (kind, None))
-    inserted = chosen_insertion(named, unit, place=place or options.place, **options.chosen("n_tokens", "seed"))
-    return Treatment(inserted, name=name)
+    how = options.chosen("n_tokens", "seed") | chosen_place(place or options.place)
+    return Treatment(Insertion.named(named, unit=unit, **how), name=name)
 
 
 def present(kept: Kept) -> Presented:
