@@ -6,13 +6,11 @@ from them, or removes them.
 """
 
 import contextlib
-import datetime
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -87,10 +85,8 @@ def write_manifest(folder: Path, *, only: Collection[str] | None = None) -> None
     names = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file())
     kept = [name for name in names if name != MANIFEST and (only is None or name in only)]
     files = {name: {"sha256": _sha256(folder / name)} for name in kept}
-    made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    facts = {"made_by": TOOLKIT, "version": version(TOOLKIT), "made": made, "files": files}
     temporary = folder / f".{MANIFEST}"
-    temporary.write_text(json.dumps(facts, indent=1))
+    temporary.write_text(json.dumps({"made_by": TOOLKIT, "files": files}, indent=1))
     os.replace(temporary, folder / MANIFEST)
 
 

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -188,9 +186,7 @@ def test_the_manifest_lists_every_file_and_every_kind_of_damage_is_named(tmp_pat
     assert sorted(listed_in(out)) == ["flipped", "gone", "inner/b", f"inner/{MANIFEST}", "whole"]
     assert listed_in(out)["whole"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     facts = json.loads(text := (out / MANIFEST).read_text())
-    assert list(facts) == ["made_by", "version", "made", "files"] and text.startswith('{\n "made_by": ')
-    assert facts["version"] == version("mless_interp")
-    assert datetime.now(UTC) - datetime.fromisoformat(facts["made"]) < timedelta(hours=1)
+    assert list(facts) == ["made_by", "files"] and text.startswith('{\n "made_by": ')
     assert damaged_files(out) == {} == damaged_files(out / "inner")
     (out / "flipped").write_text("abd")
     (out / "gone").unlink()
