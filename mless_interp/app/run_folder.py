@@ -144,7 +144,7 @@ def _keep(options: line.Saving, name: str, computed: Computed) -> None:
     from ..runtime.store import provenance, save
     from ..views.report import ShownPrompt
 
-    folder, shown, first = options.kept, dict(computed.shown), next(iter(computed.results.values()))
+    shown, first = dict(computed.shown), next(iter(computed.results.values()))
     facts: Arguments = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
     facts |= {"settings": first.settings, "n_problems": len(computed.pairs)} | computed.facts
     facts |= {"notes": list(computed.notes)} if computed.notes else {}
@@ -152,14 +152,11 @@ def _keep(options: line.Saving, name: str, computed: Computed) -> None:
         shown.setdefault("prompt", ShownPrompt.of(computed.model, computed.pairs[0]))
         facts["prompts"] = [pair.record() for pair in computed.pairs]
     run = provenance(computed.model, repeat=line.repeat_command(), **facts)
-    (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for where, what in ((RESULTS, computed.results), (SHOWN, shown)):
-        if what:
-            save(folder / where, model=computed.model, **what)
-    (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")
-    folders.write_manifest(folder)
+    with folders.new_folder(options.kept, overwrite=True) as folder:
+        for where, what in ((RESULTS, computed.results), (SHOWN, shown)):
+            if what:
+                save(folder / where, model=computed.model, **what)
+        (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")
 
 
 def shown_attention(
