@@ -101,13 +101,6 @@ def damaged_files(folder: Path, names: Iterable[str] | None = None) -> dict[str,
     return found
 
 
-def foreign_in(folder: Path) -> list[str]:
-    """Return every file and link in a folder that its manifest does not list; all of them where there is no manifest."""
-    ours = listed_in(folder)
-    names = (each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_symlink() or each.is_file())
-    return sorted(name for name in names if name not in ours and not (ours and name == MANIFEST))
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -151,17 +144,19 @@ def recover(target: Path) -> None:
 
 def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     """Raise `FileExistsError` if `path` exists and may not be replaced: with `overwrite` only a folder that holds nothing but
-    what this toolkit has written."""
+    what this toolkit has written, by its manifest."""
     target, why = Path(path), ""
     if target.is_file():
         why = "is a file, not a folder; choose another name"
     elif Path.cwd().is_relative_to(target.resolve()):
         why = "holds the current directory and is never replaced; choose another name"
-    elif target.exists() and any(target.iterdir()):
-        if not overwrite:
-            why = "exists; choose another, or allow overwriting it (overwrite=True, --overwrite)"
-        elif foreign := ", ".join(foreign_in(target)[:5]):
-            why = f"holds what this toolkit did not write there ({foreign}); move that away, or choose another name"
+    elif target.exists() and any(target.iterdir()) and not overwrite:
+        why = "exists; choose another, or allow overwriting it (overwrite=True, --overwrite)"
+    elif target.exists():
+        files = (each for each in target.rglob("*") if each.is_symlink() or each.is_file())
+        if foreign := sorted({each.relative_to(target).as_posix() for each in files} - {MANIFEST, *listed_in(target)}):
+            first = ", ".join(foreign[:5])
+            why = f"holds what this toolkit did not write there ({first}); move that away, or choose another name"
     if why:
         raise FileExistsError(f"the folder {str(target)!r} {why}")
 
