@@ -149,7 +149,8 @@ def present(kept: Kept) -> Presented:
         files["attention.html"] = attention_view(kept.shown["attention"])
 
     def page() -> Report:
-        question = f"Which of {count_of(len(patches.heads), 'head')} carry the effect on {kept.options['outcome']}?"
+        outcome = kept.run["options"]["outcome"]
+        question = f"Which of {count_of(len(patches.heads), 'head')} carry the effect on {outcome}?"
         made = kept.page("Heads that carry the insertion's effect", question, found)
         heads = "the named ones and the largest others" if located and found.found else "the largest"
         caption = f"Median effects with 95 % intervals over problems: {heads}."

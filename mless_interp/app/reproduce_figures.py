@@ -134,7 +134,7 @@ def present(kept: Kept) -> Presented:
     from ..paper.figures import figure_named, title_of
     from ..views.report import Report as Page
 
-    figure, run = figure_named(kept.options["figure"]), kept.run
+    figure, run = figure_named(kept.run["options"]["figure"]), kept.run
     names = {key: title_of(made["name"]) for key, made in run["models"].items()}
     found: dict[str, dict[str, Any]] = {key: {} for key in names}
     for name, result in kept.results.items():

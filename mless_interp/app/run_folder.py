@@ -70,10 +70,6 @@ class Kept:
     shown: dict[str, Any]
     run: dict[str, Any]
 
-    @property
-    def options(self) -> Arguments:
-        return self.run["options"]
-
     def page(self, title: str, question: str, found: "Result") -> Report:
         """Begin the page: what was asked, of which model and how many problems, and what was found."""
         from ..paper.figures import title_of
@@ -207,7 +203,7 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
         raise ValueError(f"{str(folder)!r} was written by {name!r}, which is no command: start that again")
     present = import_module(f".{name}", __package__).present
     if not whole:
-        return _finish(dataclasses.replace(asked, overwrite=found.options["overwrite"]), present, report=True)
+        return _finish(dataclasses.replace(asked, overwrite=found.run["options"]["overwrite"]), present, report=True)
     ours, presented = folders.listed_in(folder), present(found)
     there = [file for file in (*presented.files, PAGE) if (folder / file).exists()]
     for file in (*(set(there) - set(ours)), *folders.damaged_files(folder, there)):
