@@ -55,15 +55,14 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
                 f"process runs, delete {str(self._file)!r})"
             ) from None
 
-    def release(self) -> None:
+    def release(self, *error: object) -> None:
         """Release the lock; a second call does nothing."""
         if self._lock.lock_counter == 1:
             with contextlib.suppress(OSError):
                 self._file.unlink()
         self._lock.release()
 
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    __exit__ = release
 
 
 def listed_in(folder: Path) -> dict[str, str]:
