@@ -5,20 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..core.arguments import one_of
-from .command_line import LIMITS, Asking, chosen_insertion, chosen_names, chosen_place, option
+from .command_line import LIMITS, Asking, chosen_names, chosen_place, option
 from .run_folder import Computed, Kept, Presented, program
 
 if TYPE_CHECKING:
     from ..answers import Treatment
 
 TREATMENTS = "none mless mful random_sentence arm".split()
-OF_TREATMENTS = {
-    "unit": "mless",
-    "word": "mful",
-    "n_tokens place": "mless mful random_sentence",
-    "arm_c arm_p1 arm_reading": "arm",
-}
-"""Options, and the treatments for which they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +58,6 @@ def compute(options: Options) -> Computed:
         if at and kind in ("none", "arm"):
             raise ValueError(f"--treatments: {name!r}: {kind} inserts nothing, so it has no place")
         chosen_place(place or options.place)
-    kinds = {name.partition("@")[0] for name in names} | ({"mless"} if knocked_out is not None else set())
-    for only, used in OF_TREATMENTS.items():
-        if not kinds & {*used.split()}:
-            options.only_defaults(only, f"no treatment is {' or '.join(used.split())}")
     if not options.temperature:
         options.only_defaults("top_p", "without --temperature nothing is sampled")
     questions = options.questions()
@@ -95,6 +84,7 @@ def compute(options: Options) -> Computed:
 def _treatment(options: Options, name: str) -> "Treatment":
     from ..answers import Treatment
     from ..mechanism import ARM
+    from ..prompts.insertions import Insertion
 
     kind, _, place = name.partition("@")
     if kind == "none":
@@ -103,8 +93,8 @@ def _treatment(options: Options, name: str) -> "Treatment":
         arm = ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=options.seed)
         return Treatment(arm=arm, name=name)
     named, unit = {"mless": ("meaningless", options.unit), "mful": ("meaningful", options.word)}.get(kind, (kind, None))
-    inserted = chosen_insertion(named, unit, place=place or options.place, **options.chosen("n_tokens", "seed"))
-    return Treatment(inserted, name=name)
+    how = options.chosen("n_tokens", "seed") | chosen_place(place or options.place)
+    return Treatment(Insertion.named(named, unit=unit, **how), name=name)
 
 
 def present(kept: Kept) -> Presented:

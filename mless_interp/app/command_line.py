@@ -333,10 +333,12 @@ class Inserting(Asking):
 
     def filler(self, **changes: object) -> "Insertion":
         """Return the insertion that was asked for."""
-        given = self.chosen("n_tokens", "seed", "place") | changes
+        from ..prompts.insertions import Insertion
+
+        given = self.chosen("unit", "n_tokens", "seed") | chosen_place(self.place) | changes
         if self.insertion == "other_questions":
             given["problems"] = self.first(None)  # what it draws from
-        return chosen_insertion(self.insertion, self.unit, **given)
+        return Insertion.named(self.insertion, **given)
 
     def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
         """Return the model and the pairs of each part of the problems; refuse a wrong insertion before the model is loaded."""
@@ -517,13 +519,6 @@ def chosen_place(place: str) -> Arguments:
             raise ValueError(f"--place: {part!r} is no place{nearest(part, known)}; {others}")
         found[word] = (*found.get(word, ()), int(where) if word == "at" else where)
     return found
-
-
-def chosen_insertion(kind: str, unit: str | None, *, place: str, **options: Any) -> "Insertion":
-    """Return the insertion of `--insertion`, `--unit` and `--place`."""
-    from ..prompts.insertions import Insertion
-
-    return Insertion.named(kind, unit=unit, **options, **chosen_place(place))
 
 
 def chosen_names(text: str) -> tuple[str, ...]:

@@ -44,8 +44,8 @@ def compute(options: Options) -> Computed:
 
 def present(kept: Kept) -> Presented:
     found = kept.results["DoseResponse"]
-    what = f"attention in layer {found.layer} (zero-based) and {kept.options['outcome']}"
-    asked = f"How do {what} depend on how many tokens are inserted ({kept.options['doses']})?"
+    what = f"attention in layer {found.layer} (zero-based) and {kept.run['options']['outcome']}"
+    asked = f"How do {what} depend on how many tokens are inserted ({kept.run['options']['doses']})?"
     page, picture = kept.page("Dose and response", asked, found), found.plot()
     caption = "Left and middle: each head of the layer. Right: what it does to the outcome."
     view = "Attention of the heads that read the span most"

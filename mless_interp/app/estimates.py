@@ -256,7 +256,6 @@ class _Work:
 
     @property
     def batch(self) -> int:
-        """Prompts that are answered at once."""
         gpu = next((int(free) for place, free in self.places.items() if place != "cpu"), None)
         longest = max(len(pair.inserted) for pair in self.pairs)
         return min(len(self.pairs), rows_at_once(self.shape.info, gpu, longest=longest, max_new_tokens=self.new_tokens))
@@ -291,13 +290,11 @@ class _Work:
         }
 
     def timed(self, model: Model) -> dict[str, float]:
-        """Return the seconds of each part, from real runs of it on a few problems."""
         n, quiet = len(self.pairs), RunOptions(progress=False)
         mean, heads = np.mean([len(pair.inserted) for pair in self.pairs]), model.info.heads
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
 
         def spent(n: int, *measures: Callable[..., object]) -> float:
-            """Return the seconds of measures of so many problems."""
             return extrapolated(lambda some: [measure(model, usual[:some], progress=False) for measure in measures], n)
 
         match self.what:

@@ -128,7 +128,6 @@ def answers_come_back(found: "AccuracyResults") -> list[str]:
 
 
 def _short(answered: "AccuracyResults") -> object:
-    """Return a row per treatment: what is cut off, right answers, and how they differ from those with the insertion only."""
     treatments, table = answered.settings["treatments"], answered.printed().drop(columns=["gained", "lost"])
     table.insert(5, "heads", [", ".join(treatments[name]["knockout"]) or None for name in table["treatment"]])
     return table
@@ -150,7 +149,8 @@ def present(kept: Kept) -> Presented:
         files["attention.html"] = attention_view(kept.shown["attention"])
 
     def page() -> Report:
-        question = f"Which of {count_of(len(patches.heads), 'head')} carry the effect on {kept.options['outcome']}?"
+        outcome = kept.run["options"]["outcome"]
+        question = f"Which of {count_of(len(patches.heads), 'head')} carry the effect on {outcome}?"
         made = kept.page("Heads that carry the insertion's effect", question, found)
         heads = "the named ones and the largest others" if located and found.found else "the largest"
         caption = f"Median effects with 95 % intervals over problems: {heads}."

@@ -57,6 +57,8 @@ def compute(options: Options) -> Computed:
     questions = {key: _questions(options, directory) for key, directory in directories.items()}
     from .. import paper
     from ..answers import Treatment, evaluate_accuracy
+    from ..ground_truth.stand_ins import stand_in
+    from ..models.load import load_model
     from ..prompts.insertions import Insertion
     from ..prompts.pairs import make_pairs
     from ..runtime.store import provenance
@@ -73,7 +75,12 @@ def compute(options: Options) -> Computed:
         how["twins"] = 0  # of what was never trained
     for key, directory in directories.items():
         options.say(f"{'making a stand-in for' if options.tiny else 'loading'} {directory or title_of(key)} ...")
-        model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, **loading).on(engine)
+        real = paper.MODELS[key]
+        if options.tiny:
+            sizes: Arguments = {"n_heads": real.n_heads, "n_key_value_heads": real.n_key_value_heads}
+            model = stand_in(real.architecture, name=real.title, **sizes, **loading).on(engine)
+        else:
+            model = load_model(directory or real.hub_id, **loading).on(engine)
         heads, folder = figure.heads(key), options.partial / key
         found = paper.reproduce_figure(model, figure.key, questions[key], heads=heads, checkpoint=folder, **how)
         if figure.kind == "bars_and_head" and (directory is not None if options.answers is None else options.answers):
@@ -127,7 +134,7 @@ def present(kept: Kept) -> Presented:
     from ..paper.figures import figure_named, title_of
     from ..views.report import Report as Page
 
-    figure, run = figure_named(kept.options["figure"]), kept.run
+    figure, run = figure_named(kept.run["options"]["figure"]), kept.run
     names = {key: title_of(made["name"]) for key, made in run["models"].items()}
     found: dict[str, dict[str, Any]] = {key: {} for key in names}
     for name, result in kept.results.items():
@@ -175,7 +182,6 @@ BARS = "MATH-500 as published (read off the paper's bars), and measured where n 
 
 
 def _bars(answered: dict[str, Any]) -> "pd.DataFrame":
-    """Return the paper's bars, and behind them those of one's own models with their intervals."""
     import pandas as pd
 
     from ..paper.figures import published, title_of

@@ -70,10 +70,6 @@ class Kept:
     shown: dict[str, Any]
     run: dict[str, Any]
 
-    @property
-    def options(self) -> Arguments:
-        return self.run["options"]
-
     def page(self, title: str, question: str, found: "Result") -> Report:
         """Begin the page: what was asked, of which model and how many problems, and what was found."""
         from ..paper.figures import title_of
@@ -144,7 +140,7 @@ def _keep(options: line.Saving, name: str, computed: Computed) -> None:
     from ..runtime.store import provenance, save
     from ..views.report import ShownPrompt
 
-    folder, shown, first = options.kept, dict(computed.shown), next(iter(computed.results.values()))
+    shown, first = dict(computed.shown), next(iter(computed.results.values()))
     facts: Arguments = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
     facts |= {"settings": first.settings, "n_problems": len(computed.pairs)} | computed.facts
     facts |= {"notes": list(computed.notes)} if computed.notes else {}
@@ -152,14 +148,11 @@ def _keep(options: line.Saving, name: str, computed: Computed) -> None:
         shown.setdefault("prompt", ShownPrompt.of(computed.model, computed.pairs[0]))
         facts["prompts"] = [pair.record() for pair in computed.pairs]
     run = provenance(computed.model, repeat=line.repeat_command(), **facts)
-    (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for where, what in ((RESULTS, computed.results), (SHOWN, shown)):
-        if what:
-            save(folder / where, model=computed.model, **what)
-    (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")
-    folders.write_manifest(folder)
+    with folders.new_folder(options.kept, overwrite=True) as folder:
+        for where, what in ((RESULTS, computed.results), (SHOWN, shown)):
+            if what:
+                save(folder / where, model=computed.model, **what)
+        (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")
 
 
 def shown_attention(
@@ -210,7 +203,7 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
         raise ValueError(f"{str(folder)!r} was written by {name!r}, which is no command: start that again")
     present = import_module(f".{name}", __package__).present
     if not whole:
-        return _finish(dataclasses.replace(asked, overwrite=found.options["overwrite"]), present, report=True)
+        return _finish(dataclasses.replace(asked, overwrite=found.run["options"]["overwrite"]), present, report=True)
     ours, presented = folders.listed_in(folder), present(found)
     there = [file for file in (*presented.files, PAGE) if (folder / file).exists()]
     for file in (*(set(there) - set(ours)), *folders.damaged_files(folder, there)):
@@ -221,7 +214,6 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
 
 
 def _finish(asked: line.Saving, present: Callable[[Kept], Presented], *, report: bool) -> None:
-    """Make the run's folder of what was kept, with all that follows from it."""
     with folders.new_folder(asked.out, overwrite=asked.overwrite) as made:
         shutil.copytree(asked.kept, made, dirs_exist_ok=True)
         (made / folders.MANIFEST).unlink()

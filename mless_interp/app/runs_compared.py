@@ -145,7 +145,6 @@ def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
 
 
 def _verdicts(found: LocatedHeads | PatchScores) -> pd.DataFrame:
-    """Return each head's verdict with its count of problems, and whether it is named."""
     table = found.table().set_index("label")
     if isinstance(found, LocatedHeads):
         words, named = in_words(table, "kind"), table["kind"].isin(NAMED)

@@ -70,7 +70,7 @@ class Model(ABC):
     tf32: bool | None = None  # its products of float32 are in TF32; None: left to the process, or none arise
     layers: Layers | None = None  # how the library computes one layer after the other; None where that is not known
     why_not_by_layers: str = "this architecture cannot be continued layer by layer"
-    engine: Engine = here  # computes the problems of a long analysis (`on`)
+    engine: Engine = staticmethod(here)  # computes the problems of a long analysis (`on`)
     how: "partial[Model] | None" = None  # loads it once more, in another process; None for a model that was given
     _hashing: WeightsHash | None = None
     _held: str | None = None  # the hash of what the library's own object held when the model was loaded

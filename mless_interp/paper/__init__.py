@@ -8,7 +8,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "claims": [*("CLAIMS", "Claim", "ClaimCheck", "ClaimChecks", "load_panel_model", "reproduce_figure")],
+        "claims": [*("CLAIMS", "Claim", "ClaimCheck", "ClaimChecks", "reproduce_figure")],
         "rank_enrichment": ["Enrichment", "enrichment"],
         "figures": ["FIGURES", "MODELS", "Figure", "PaperModel", "published"],
     },

@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import Arguments, checked, count_of, one_of
+from ..core.arguments import Arguments, checked, count_of
 from ..core.heads import Head
 from ..data import paper_entries
 from ..metrics.patterns import RowChoice
 from ..metrics.recovery import aligned_recovery, span_variation, timing_spearman
 from ..models.base import Model
-from ..models.load import load_model, untrained_twin
+from ..models.load import untrained_twin
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem
@@ -30,7 +30,7 @@ from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..scores import AttentionProfile, attention_profile
 from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval
-from .figures import MODELS, figure_named
+from .figures import figure_named
 
 N_SHIFTS = 100  # rotations that are the null of the timing
 N_DRAWS = 3  # of random words per problem, averaged
@@ -197,18 +197,6 @@ def reproduce_figure(
     return made | {"claims": replace(made["claims"], twins=tuple(of_twins))}
 
 
-def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, **options: Any) -> Model:
-    """Load a model of the figures: from `directory` or the hub, with `load_model`'s options, or its small random stand-in
-    (`tiny`, which takes `backend` and `attn_implementation` only). `ValueError` for an unknown key."""
-    model = one_of(key, MODELS, "model of the figures")
-    if not tiny:
-        return load_model(directory or model.hub_id, **options)
-    from ..ground_truth.stand_ins import stand_in
-
-    heads: Arguments = {"n_heads": model.n_heads, "n_key_value_heads": model.n_key_value_heads}
-    return stand_in(model.architecture, name=model.title, **heads, **options)
-
-
 def _only(profile: AttentionProfile, heads: Sequence[Head]) -> AttentionProfile:
     rows, both = [profile.of(head) for head in heads], (profile.received, profile.uniform)
     received, uniform = ({name: tuple(each[rows] for each in found) for name, found in of.items()} for of in both)
@@ -227,7 +215,6 @@ class _Checking:
     seed: int
 
     def checked(self, claims: Iterable[Claim]) -> ClaimChecks:
-        """Judge each of these claims."""
         checks = [self.ranked(claim) if claim.key == "low_in_span" else self.judged(claim) for claim in claims]
         heads, n_problems = " ".join(map(str, self.heads)), len(self.profile.problem_ids)
         return ClaimChecks(tuple(checks), settings={**self.profile.settings, "heads": heads, "n_problems": n_problems})
@@ -259,7 +246,6 @@ class _Checking:
         return None if self.meaningful is None else self.alike(self.meaningful), self.of_draws(self.alike)
 
     def of_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
-        """Return the mean of a measure over the draws of random words."""
         return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
 
     def level(self, of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
@@ -268,7 +254,6 @@ class _Checking:
         return np.array([defined_mean(heads) for heads in levels])
 
     def variation(self, of: AttentionProfile) -> np.ndarray:
-        """Return how much the tokens of the span differ in what they receive."""
         inside = map(of.is_inserted, range(len(of.problem_ids)))
         values = _only(of, self.heads).whole("inserted")
         return _per_problem(lambda values, span: span_variation(values, span=span), values, inside)
@@ -296,12 +281,10 @@ class _Checking:
         return np.array(measured), np.array(null)
 
     def mean(self, values: np.ndarray) -> tuple[float, float, float, int]:
-        """Return the mean over groups, its limits, and of how many it is."""
         found = mean_interval(values, seed=self.seed, confidence=CONFIDENCE)
         return float(defined_mean(values)), float(found.low), float(found.high), int(np.isfinite(values).sum())
 
     def judged(self, claim: Claim) -> ClaimCheck:
-        """Hold what was measured against its null, problem by problem."""
         (measured, null), groups = self.measured(claim.key), self.profile.groups
         if measured is None or null is None:
             return ClaimCheck(claim, reason=claim.missing)
@@ -336,8 +319,6 @@ class _Checking:
 
 
 def _retention(of: AttentionProfile, condition: str = "inserted") -> np.ndarray:
-    """Return the received attention that shared tokens keep."""
-
     def kept(base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return aligned_recovery(base, other, tokens=torch.ones(base.shape[1], dtype=torch.bool))
 

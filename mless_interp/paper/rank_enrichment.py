@@ -8,7 +8,7 @@ import pandas as pd
 from scipy.stats import rankdata
 
 from ..circuits.located import LocatedHeads
-from ..core.arguments import checked, count_of
+from ..core.arguments import Arguments, checked, count_of
 from ..core.heads import Head, as_heads
 from ..patching.sweep import PatchScores
 from ..runtime.base_result import Result, counted, head_columns
@@ -54,7 +54,6 @@ def enrichment(
     heads: Iterable[Head | str],
     *,
     n_draws: int = 10_000,
-    confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Enrichment:
     """Test whether these heads are ranked higher by their effect than random heads of the same layers.
@@ -85,8 +84,8 @@ def enrichment(
         if np.isnan(of_layer).any():
             raise ValueError(f"heads of layer {layer} are undefined (NaN) on some problems: leave out those problems")
         rank, resampled = (rankdata(-np.abs(means), axis=-1) for means in (of_layer.mean(0), weights @ of_layer))
-        low = np.quantile(resampled, (1 - confidence) / 2, axis=0, method="lower")
-        high = np.quantile(resampled, (1 + confidence) / 2, axis=0, method="higher")
+        low = np.quantile(resampled, (1 - CONFIDENCE) / 2, axis=0, method="lower")
+        high = np.quantile(resampled, (1 + CONFIDENCE) / 2, axis=0, method="higher")
         here = {head: place for place, head in enumerate(members) if head in chosen}
         for head, at in here.items():
             ranks[str(head)] = float(rank[at])
@@ -95,7 +94,5 @@ def enrichment(
         expected += len(here) * (len(members) + 1) / 2
     total = sum(ranks.values())
     p = float(1 + (drawn <= total + 1e-9).sum()) / (1 + n_draws)
-    settings: dict[str, object] = {"n_problems": n, "confidence": confidence}
-    return Enrichment(
-        chosen, total / len(chosen), expected / len(chosen), p, ranks, limits, groups=found.groups, settings=settings
-    )
+    ends: Arguments = {"groups": found.groups, "settings": {"n_problems": n, "confidence": CONFIDENCE}}
+    return Enrichment(chosen, total / len(chosen), expected / len(chosen), p, ranks, limits, **ends)

@@ -204,15 +204,16 @@ class Result:
 
     def default_column(self, table: pd.DataFrame) -> str:
         """Return the column of its table that a picture shows unless told otherwise: of `drawn`, else the first number."""
-        named = [name for name in (*self.drawn, *_numbers_of(table)) if name in table]
+        numbers = [name for name in table if name not in ("layer", "head") and table[name].dtype.kind == "f"]
+        named = [name for name in (*self.drawn, *numbers) if name in table]
         return next((name for name in named if table[name].notna().any()), named[0])
 
     def shown(self) -> Shown:
         """Return its table, and a head map of what `plot` shows where there is one row per head."""
         table = self.table()
         columns = [name for name in table.columns if name not in ("layer", "head")]
-        values, per_head = (*self.drawn, *_numbers_of(table)), {"layer", "head"} <= set(table.columns)
-        drawn = head_map(table, values, columns) if per_head else None
+        per_head = {"layer", "head"} <= set(table.columns)
+        drawn = head_map(table, [self.default_column(table)], columns) if per_head else None
         return Shown((ShownTable(table, self.caption or f"Summary of {type(self).__name__}.", columns),), drawn)
 
     def _first_rows(self, table: pd.DataFrame) -> TextTable:
@@ -244,10 +245,6 @@ class Result:
             f'<div style="max-width:60rem;overflow-wrap:anywhere"><p><strong>{escape(headline)}</strong></p>{below}'
             f"<details><summary>Everything else</summary>{folded}</details></div>"
         )
-
-
-def _numbers_of(table: pd.DataFrame) -> list[str]:
-    return [name for name in table.columns if name not in ("layer", "head") and table[name].dtype.kind == "f"]
 
 
 class Words(str):

@@ -68,16 +68,12 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
             self.close()
             raise
 
-    def close(self) -> None:
+    def close(self, *error: object) -> None:
         """Let other runs have the file."""
         if self.path is not None:
             self._lock.release()
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __len__(self) -> int:
-        return len(self._done)
+    __exit__ = close
 
     def get(self, problem_id: str) -> Any:
         """Return what was kept for this problem, asked and computed as it is now, or None."""

@@ -241,7 +241,6 @@ def _largest(values: np.ndarray) -> float:
 
 
 def _count(value: Any, of: Any) -> Cell:
-    """Return a count with the number that it is of; undefined of none."""
     return Cell() if pd.isna(value) or pd.isna(of) or not of else Cell(f"{int(value)}/{int(of)}", _key(value))
 
 

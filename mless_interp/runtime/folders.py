@@ -6,13 +6,11 @@ from them, or removes them.
 """
 
 import contextlib
-import datetime
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,15 +55,14 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
                 f"process runs, delete {str(self._file)!r})"
             ) from None
 
-    def release(self) -> None:
+    def release(self, *error: object) -> None:
         """Release the lock; a second call does nothing."""
         if self._lock.lock_counter == 1:
             with contextlib.suppress(OSError):
                 self._file.unlink()
         self._lock.release()
 
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    __exit__ = release
 
 
 def listed_in(folder: Path) -> dict[str, str]:
@@ -87,10 +84,8 @@ def write_manifest(folder: Path, *, only: Collection[str] | None = None) -> None
     names = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file())
     kept = [name for name in names if name != MANIFEST and (only is None or name in only)]
     files = {name: {"sha256": _sha256(folder / name)} for name in kept}
-    made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    facts = {"made_by": TOOLKIT, "version": version(TOOLKIT), "made": made, "files": files}
     temporary = folder / f".{MANIFEST}"
-    temporary.write_text(json.dumps(facts, indent=1))
+    temporary.write_text(json.dumps({"made_by": TOOLKIT, "files": files}, indent=1))
     os.replace(temporary, folder / MANIFEST)
 
 
@@ -103,13 +98,6 @@ def damaged_files(folder: Path, names: Iterable[str] | None = None) -> dict[str,
         elif _sha256(folder / name) != files[name]:
             found[name] = "has other contents than when it was written"
     return found
-
-
-def foreign_in(folder: Path) -> list[str]:
-    """Return every file and link in a folder that its manifest does not list; all of them where there is no manifest."""
-    ours = listed_in(folder)
-    names = (each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_symlink() or each.is_file())
-    return sorted(name for name in names if name not in ours and not (ours and name == MANIFEST))
 
 
 def _sha256(path: Path) -> str:
@@ -155,17 +143,19 @@ def recover(target: Path) -> None:
 
 def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     """Raise `FileExistsError` if `path` exists and may not be replaced: with `overwrite` only a folder that holds nothing but
-    what this toolkit has written."""
+    what this toolkit has written, by its manifest."""
     target, why = Path(path), ""
     if target.is_file():
         why = "is a file, not a folder; choose another name"
     elif Path.cwd().is_relative_to(target.resolve()):
         why = "holds the current directory and is never replaced; choose another name"
-    elif target.exists() and any(target.iterdir()):
-        if not overwrite:
-            why = "exists; choose another, or allow overwriting it (overwrite=True, --overwrite)"
-        elif foreign := ", ".join(foreign_in(target)[:5]):
-            why = f"holds what this toolkit did not write there ({foreign}); move that away, or choose another name"
+    elif target.exists() and any(target.iterdir()) and not overwrite:
+        why = "exists; choose another, or allow overwriting it (overwrite=True, --overwrite)"
+    elif target.exists():
+        files = (each for each in target.rglob("*") if each.is_symlink() or each.is_file())
+        if foreign := sorted({each.relative_to(target).as_posix() for each in files} - {MANIFEST, *listed_in(target)}):
+            first = ", ".join(foreign[:5])
+            why = f"holds what this toolkit did not write there ({first}); move that away, or choose another name"
     if why:
         raise FileExistsError(f"the folder {str(target)!r} {why}")
 

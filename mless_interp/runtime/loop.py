@@ -132,9 +132,8 @@ def over_problems(
             since, seen = time.monotonic(), -1
             while True:  # until all is there, or nothing new came for `wait` seconds
                 saved.join()
-                if len(saved) > seen:
-                    since, seen = time.monotonic(), len(saved)
-                found = kept()
+                if len(found := kept()) > seen:
+                    since, seen = time.monotonic(), len(found)
                 if len(found) == len(ids):
                     break
                 if (left := since + shard.wait - time.monotonic()) <= 0:

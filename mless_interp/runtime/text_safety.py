@@ -11,17 +11,12 @@ _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 def visible(text: str) -> str:
     """Return a text in which what would act and not show is written as its code: escape sequences, control characters (all
     but line breaks and tabs), what turns the direction of writing, and halves of characters."""
-    return _ACTS.sub(lambda found: code_of(found[0]), text)
+    return _ACTS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
     """Return the same on one line: line breaks and tabs are shown as well."""
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
-
-
-def code_of(character: str) -> str:
-    """Return a character as Python writes its code."""
-    return character.encode("unicode_escape").decode()
 
 
 def shortened(text: str, longest: int = 60) -> str:

@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ..core.arguments import check_count, checked
 
@@ -32,22 +32,14 @@ Tried = tuple[Any, Exception | None]
 """What another process gives for a unit: its values, or the error that came instead."""
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """Computes the units that wait, and hands each one over as it ends, in any order.
-    An engine in other processes sends `compute` there (it can be pickled) and need not tick."""
-
-    def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Done: ...
+Engine = Callable[[Compute, Sequence[Unit], Tick], Done]
+"""Computes the units that wait, and hands each one over as it ends, in any order.
+An engine in other processes sends `compute` there (it can be pickled) and need not tick."""
 
 
-class _Here:
-    """In this process, one unit after the other; an object, so that it stays what it is as the attribute of a class."""
-
-    def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Done:
-        return ((unit, compute(unit, tick)) for unit in units)
-
-
-here = _Here()
+def here(compute: Compute, units: Sequence[Unit], tick: Tick) -> Done:
+    """Compute in this process, one unit after the other."""
+    return ((unit, compute(unit, tick)) for unit in units)
 
 
 # ------------------------------------------------------------------------------------------------------------ processes
@@ -299,7 +291,6 @@ class _Worker:
         self._compute: Compute | None = None
 
     def do(self, work: list[object], unit: Unit) -> Tried:
-        """Return the unit's values, or the error that came instead."""
         try:
             if self._compute is None or self._sent != work[0]:
                 self._compute, self._sent = pickle.loads(_ray().get(work[0])), work[0]
@@ -316,7 +307,6 @@ def _tried(compute: Compute, unit: Unit) -> Tried:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return the error, or one with its words where its class cannot be sent."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001, of whatever kind

@@ -26,7 +26,7 @@ from matplotlib.text import Text
 from ..core.arguments import Arguments
 from ..runtime.base_result import Quantity, Result, ends_of, place_of, turned
 from ..runtime.columns import column_of
-from ..runtime.text_safety import code_of, one_line, short_name, shortened, visible
+from ..runtime.text_safety import one_line, short_name, shortened, visible
 from . import show_after_cell
 
 DIVERGING = "RdBu_r"
@@ -99,7 +99,8 @@ def drawable(text: str) -> str:
 @lru_cache(maxsize=4096)
 def _letter(letter: str) -> str:
     font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties(family=["sans-serif"])))
-    return letter if letter.isascii() or font.get_char_index(ord(letter)) else code_of(letter)
+    known = letter.isascii() or font.get_char_index(ord(letter))
+    return letter if known else letter.encode("unicode_escape").decode()
 
 
 def panel(width: float, height: float, *grid: int, **options: Any) -> tuple[Picture, Any]:

@@ -52,12 +52,12 @@ def test_located_heads_are_ranked_by_their_knockout_and_wrong_ones_are_refused()
 def test_the_p_value_is_that_of_the_exact_rank_sum_test_and_limits_those_of_the_resamples() -> None:
     effects = np.random.default_rng(2).normal(size=(12, 1, 9)) + np.r_[np.zeros(6), 0.6, 0.3, 0.9]
     made, chosen = swept(effects), [Head(0, head) for head in (6, 7, 8)]
-    found = enrichment(made, chosen, n_draws=20_000, confidence=0.8)
+    found = enrichment(made, chosen, n_draws=20_000)
     size = np.abs(effects.mean((0, 1)))
     exact = stats.mannwhitneyu(size[6:], size[:6], alternative="greater", method="exact").pvalue
     assert found.p == pytest.approx(exact, abs=0.01)
     drawn = np.random.default_rng(5).integers(0, 12, (20_000, 12))
     ranks = stats.rankdata(-np.abs(effects[drawn, 0].mean(1)), axis=1)[:, 6:]
-    limits = np.quantile(ranks, [0.1, 0.9], axis=0)
+    limits = np.quantile(ranks, [0.025, 0.975], axis=0)
     np.testing.assert_allclose(np.array(list(found.limits.values())).T, limits, atol=1)
     assert enrichment(made, chosen, n_draws=1).p in (0.5, 1.0), "(1 + hits) / (1 + draws)"

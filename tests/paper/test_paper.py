@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -10,8 +9,7 @@ from scipy import stats
 
 from mless_interp import paper
 from mless_interp.core.heads import Head
-from mless_interp.ground_truth.stand_ins import stand_in_problems
-from mless_interp.models.base import Model
+from mless_interp.ground_truth.stand_ins import stand_in, stand_in_problems
 from mless_interp.paper import claims
 from mless_interp.paper.figures import figure_named, title_of
 from mless_interp.prompts.insertions import Insertion
@@ -202,18 +200,11 @@ def test_a_claim_and_its_null_are_of_the_same_problems() -> None:
     assert check.n == 5 and check.measured == pytest.approx(own) and check.null == pytest.approx(null)
 
 
-def test_a_model_of_the_figures_comes_from_the_hub_or_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = Mock(return_value=Mock(spec=Model))
-    monkeypatch.setattr(claims, "load_model", load)
-    for options in ({"dtype": "float32"}, {"directory": "here"}):
-        paper.load_panel_model("qwen2.5-math-7b", **options)
-    assert load.call_args_list == [call("Qwen/Qwen2.5-Math-7B", dtype="float32"), call("here")]
+def test_models_and_figures_are_found_by_the_names_that_people_write() -> None:
     names = ("qwen/qwen2.5-math-7b", "GEMMA-3-4B-IT", "Llama3.1-8B-Instruct", "/a/Model", "results/Model")
     titles = ["Qwen2.5-Math-7B", "Gemma3-4b-it", "Llama3.1-8B-Instruct", "Model", "results/Model"]
     assert [title_of(name) for name in names] == titles
     assert figure_named(" Figure 13 ") == figure_named("13") == figure_named("fig. 13") == paper.FIGURES["000"]
-    with pytest.raises(ValueError, match="unknown model of the figures 'gpt'; choose one of qwen2.5-math-7b"):
-        paper.load_panel_model("gpt", tiny=True)
     with pytest.raises(ValueError, match=r"unknown figure '99'; choose one of the paper's 13 \(000\), "):
         figure_named("99")
 
@@ -238,8 +229,9 @@ def test_published_numbers_keep_their_source() -> None:
 
 @pytest.mark.parametrize("key", list(paper.MODELS))
 def test_a_stand_in_has_the_heads_of_its_model_and_reads_its_problems(key: str) -> None:
-    model = paper.load_panel_model(key, tiny=True)
     real = paper.MODELS[key]
+    heads: dict[str, Any] = {"n_heads": real.n_heads, "n_key_value_heads": real.n_key_value_heads}
+    model = stand_in(real.architecture, name=real.title, **heads)
     assert (model.info.n_heads, model.info.n_key_value_heads) == (real.n_heads, real.n_key_value_heads)
     assert "random weights" in model.info.name
     questions = stand_in_problems(2)

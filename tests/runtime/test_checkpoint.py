@@ -49,11 +49,11 @@ def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> Non
     assert first["settings"]["edit"] == "z" and first["settings"]["toolkit"] and set(first) == {"settings"}
     assert all(set(record) == {"id", "key", "value", "digest"} for record in rest)
     with Checkpoint(begun, SETTINGS) as again:
-        assert len(again) == 3 and again.get("d") is None
+        assert len(again._done) == 3 and again.get("d") is None
         assert all(same(again.get(name), value) for name, value in VALUES.items())
         assert np.signbit(again.get("a")[2])
         again.put({"d": np.float32(1 / 3)})
-        assert len(again) == 4 and again.get("d") == np.float32(1 / 3)
+        assert len(again._done) == 4 and again.get("d") == np.float32(1 / 3)
     with Checkpoint(begun, SETTINGS) as once_more:
         assert once_more.get("d") == float(np.float32(1 / 3))
     with Checkpoint(None, SETTINGS) as nowhere:
@@ -96,17 +96,17 @@ def test_a_run_cut_off_at_any_byte_of_its_last_line_goes_on_and_says_so(begun: P
             again = Checkpoint(begun, SETTINGS)
         assert Path(said[0].filename).name != "checkpoint.py", "it names who asked"
         with again:
-            assert len(again) == 2
+            assert len(again._done) == 2
             again.put({"d": 3})
         with Checkpoint(begun, SETTINGS) as whole:
-            assert whole.get("d") == 3 and len(whole) == 3
+            assert whole.get("d") == 3 and len(whole._done) == 3
     assert everything_in(begun.parent) == ["c.jsonl"]
 
 
 def test_a_run_cut_off_in_its_first_line_begins(begun: Path) -> None:
     begun.write_bytes(begun.read_bytes()[:20])
     with Checkpoint(begun, SETTINGS) as again:
-        assert len(again) == 0
+        assert len(again._done) == 0
         again.put({"c": VALUES["c"]})
     assert kept_in(begun) == {"c": VALUES["c"]}
 
@@ -198,12 +198,12 @@ def test_a_run_takes_what_its_parts_have_kept_and_writes_nothing_into_them(tmp_p
     assert not path.exists() and len(lines_of(part)) == 3
     for shard in (Shard(1, 2), None):
         with Checkpoint(path, SETTINGS, keys, shard=shard) as found:
-            assert (found.get("a"), found.get("c"), len(found)) == ([1.0], 2, 2 if shard else 3)
+            assert (found.get("a"), found.get("c"), len(found._done)) == ([1.0], 2, 2 if shard else 3)
             assert found.get("b") == (None if shard else 3), "the other part's"
             assert found.path == (path if shard is None else shard.file(path))
             found.put({"b": 3})
     with Checkpoint(path, SETTINGS, keys, shard=Shard(0, 2)) as found:
-        assert (found.get("a"), found.get("b"), len(found)) == ([1.0], 3, 3)
+        assert (found.get("a"), found.get("b"), len(found._done)) == ([1.0], 3, 3)
     assert part.read_bytes() == before
     with Checkpoint(path, SETTINGS, {"a": "other"}) as found:
         assert found.get("a") is None, "computed together with others"
