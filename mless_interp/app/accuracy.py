@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from ..answers import Treatment
 
 TREATMENTS = "none mless mful random_sentence arm".split()
+OF_TREATMENTS = {
+    "unit": "mless",
+    "word": "mful",
+    "n_tokens place": "mless mful random_sentence",
+    "arm_c arm_p1 arm_reading": "arm",
+}
+"""Options, and the treatments for which they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,10 @@ def compute(options: Options) -> Computed:
         if at and kind in ("none", "arm"):
             raise ValueError(f"--treatments: {name!r}: {kind} inserts nothing, so it has no place")
         chosen_place(place or options.place)
+    kinds = {name.partition("@")[0] for name in names} | ({"mless"} if knocked_out is not None else set())
+    for only, used in OF_TREATMENTS.items():
+        if not kinds & {*used.split()}:
+            options.only_defaults(only, f"no treatment is {' or '.join(used.split())}")
     if not options.temperature:
         options.only_defaults("top_p", "without --temperature nothing is sampled")
     questions = options.questions()

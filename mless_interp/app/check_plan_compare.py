@@ -93,6 +93,8 @@ def plan(options: Planning) -> None:
             raise ValueError(f"--answers goes with a study, not with {options.what}")
         if fresh and options.what not in ("locate", "circuit"):
             raise ValueError(f"--confirm goes with locate and circuit, not with {options.what}")
+        unused = {"accuracy": "outcome", "profiles": "outcome max_new_tokens"}.get(options.what, "max_new_tokens")
+        options.only_defaults(unused, f"no effect on {options.what}")
         questions = replace(options, limit=wanted + fresh).questions()
         insertion = options.filler(seed=options.seed or 0)
         how |= options.chosen("what", "outcome") | {"insertion": insertion, "n_fresh": fresh}
