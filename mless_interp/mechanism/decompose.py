@@ -381,7 +381,9 @@ class AttentionDecomposition(Measured):
         columns: dict[str, Any] = dict(results.head_columns(self.heads))
         for metric, found in self.values.items():
             if contrast in found:
-                columns |= self._with_n(metric, of_heads(found[contrast], self.heads))
+                values = self.by_group(of_heads(found[contrast], self.heads))
+                made = mean_interval(values, confidence=self.confidence, seed=self.seed)
+                columns |= interval_columns(metric, made) | {f"{metric}_n": made.n}
             if metric == "lam":
                 for name, null in self.nulls(contrast).items():
                     columns[name], test = defined_mean(self.by_group(null)), self.null_test(null, contrast)
@@ -397,24 +399,6 @@ class AttentionDecomposition(Measured):
             for contrast, array in found.items()
         ]
         return pd.concat(frames, ignore_index=True)
-
-    def layer_table(self, contrast: str | None = None) -> pd.DataFrame:
-        """Return one row per layer: over the heads that were asked for means of `lam`, `lam_null`, `residual`, `fit_slope`,
-        `fit_r2`, and sums of their shares of the whole layer's change; intervals are over problems."""
-        contrast, layers = self._contrast(contrast), list(self.layers)
-        columns: dict[str, Any] = {"layer": layers, "paper_layer": [layer + 1 for layer in layers]}
-        for metric in ("lam", "residual", "fit_slope", "fit_r2", *SHARES):
-            if contrast in self.values.get(metric, {}):
-                array = self.of(metric, contrast)[:, layers]
-                mean = defined_mean(np.moveaxis(array, 2, 0))
-                whole = np.where(np.isnan(mean), np.nan, np.nansum(array, 2)) if metric in SHARES else mean
-                columns |= self._with_n(metric, whole)
-        return pd.DataFrame(columns | self._with_n("lam_null", self.uniform[contrast][:, layers]))
-
-    def _with_n(self, metric: str, values: np.ndarray) -> dict[str, np.ndarray]:
-        # mean over problems, limits, n
-        made = mean_interval(self.by_group(values), confidence=self.confidence, seed=self.seed)
-        return interval_columns(metric, made) | {f"{metric}_n": made.n}
 
     def _contrast(self, contrast: str | None) -> str:
         contrast = self.contrasts[0] if contrast is None else contrast
@@ -451,11 +435,13 @@ class AttentionDecomposition(Measured):
         return f"against {name} {keep} in most problems (corrected p < {self.level:.3g})"
 
     def details(self) -> list[str]:
-        found, row, at = [], self.layer_table().iloc[0], self.layers[0]
-        if np.isfinite(row["share"]):
-            n, of = sum(head.layer == at for head in self.heads), count_of(self.of("share").shape[2], "head")
-            ways = (f"{row[each]:z.2f} {self.declared()[each].heading}" for each in SHARES[1:] if each in row)
-            told = f"In layer {at} the share of {n} of {of} in the change of attention's output is {row['share']:z.2f}"
+        found, at, first = [], self.layers[0], self.contrasts[0]
+        here = [head.layer == at for head in self.heads]
+        shares = {each: self.mean(each)[here].sum() for each in SHARES if first in self.values.get(each, {})}
+        if np.isfinite(shares["share"]):
+            of = count_of(self.of("share").shape[2], "head")
+            ways = (f"{shares[each]:z.2f} {self.declared()[each].heading}" for each in SHARES[1:] if each in shares)
+            told = f"In layer {at} the share of {sum(here)} of {of} in the change of attention's output is {shares['share']:z.2f}"
             found.append(f"{told} (signed): {', '.join(ways)}.")
         if counted := results.undefined(self.values, self.heads, self.groups):
             found.append(f"Undefined (no change beyond rounding, or too few rows): {counted}.")
