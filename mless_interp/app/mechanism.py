@@ -43,7 +43,7 @@ def compute(options: Options) -> Computed:
     shift = activation_shift(model, pairs, checkpoint=folder / "activations.jsonl", **common)
     how: Arguments = {"heads": heads, "checkpoint": folder / "decomposition.jsonl"}
     if options.control and pairs[0].insertion.kind != "random_sentence":
-        how["control"] = "random_sentence"
+        how["n_control_draws"] = 5
     contrasts = tuple(dict.fromkeys((contrast, "total", *DRAWN)))
     parts = decompose_attention(model, pairs, contrasts=contrasts, **how, **options.common)
     shown = shown_attention(model, pairs[:1], parts.table().nsmallest(3, "lam")["label"].tolist())

@@ -134,9 +134,9 @@ class Roles:
             fit = self.direct(head) or (carried and (len(tokens) == 1 or len(tokens) >= _FREQUENT))
             if head not in self.readers or not fit or not tokens <= {*NUMBERS, ANSWER_ROW}:
                 raise ValueError(
-                    f"reads_from: {head} must be a reader, and look from rows of {ANSWER_ROW!r}; or, with a mediator in a later "
-                    f"layer, of numbers from {NUMBERS[0]} to {NUMBERS[-1]}: of 1, which few problems name, or of {_FREQUENT} or "
-                    f"more, of which nearly all name one. Got {', '.join(sorted(tokens)) or 'no token'}"
+                    f"reads_from: {head} must be a reader, and look from rows of {ANSWER_ROW!r}; or, with a mediator in a "
+                    f"later layer, of numbers from {NUMBERS[0]} to {NUMBERS[-1]}: of 1, which few problems name, or of "
+                    f"{_FREQUENT} or more, of which nearly all name one. Got {', '.join(sorted(tokens)) or 'no token'}"
                 )
         for reader, earlier in {**self.conditional, **self.relayed, **self.recalls}.items():
             if earlier.layer >= reader.layer:

@@ -123,8 +123,7 @@ def decompose_attention(
     layers: Iterable[int] | None = None,
     contrasts: Sequence[str] = ("content", "total", "held"),
     held_positions: str = "first",
-    control: str | Insertion | None = None,
-    n_control_draws: int = 5,
+    n_control_draws: int = 0,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -142,8 +141,7 @@ def decompose_attention(
     contrasts : "content" (masked -> inserted), "total" (base -> inserted), "held" (base -> held: content without any shift
         of positions), ... The first one is what is printed.
     held_positions : the span's own positions in C4, "first" or "spread" (methods §2 asks to report both).
-    control : another insertion of the same length and place to compare lambda with: "random_sentence" (the mean of
-        `n_control_draws` draws per problem), an `Insertion`, or None.
+    n_control_draws : of random words, as long and in the same place, with whose mean lambda is compared; 0: none.
     checkpoint, progress : as in `patch_heads`.
 
     Raises `ModelError` where the model shows no rotated queries and keys or no output weights.
@@ -156,14 +154,20 @@ def decompose_attention(
     contrasts = several_of(contrasts, DECOMPOSED, "contrast")
     one_of(held_positions, HELD_POSITIONS, "held_positions")
     chosen = model.info.chosen(heads, layers, what="decompose")
-    label, draws = _controls(model, found, control, n_control_draws, seed)
+    check_count(n_control_draws, name="n_control_draws", at_least=0)
+    if n_control_draws and any(pair.given for pair in found):
+        raise ValueError("pairs of token ids have no text that random words could stand in: leave n_control_draws out")
+    words = Insertion.random_sentence(found[0].n_inserted, seed=seed).placed_as(found[0].insertion)
+    controls = draws_beside(found[0].insertion, words, n_control_draws)
+    draws = [followed(pairs_like(model, found, control)) for control in controls]
     grid, runs = model.info.mask_of(chosen), runs_of(contrasts)
     layers_of = np.flatnonzero(grid.any(1)).tolist()
     for layer in layers_of:
         model.attention_output(layer)  # what is not known is told before anything runs
     settings: Settings = {"contrasts": list(contrasts), "held_positions": held_positions, **model.identity}
     settings |= {"heads": list(map(str, chosen)), "n_heads": model.info.n_heads, "insertion": found[0].insertion.label}
-    settings |= {"control": label, "control_prompts": [digest_of(draw) for draw in draws], "prompts": digest_of(found)}
+    settings |= {"control": words.label if draws else None}
+    settings |= {"control_prompts": [digest_of(draw) for draw in draws], "prompts": digest_of(found)}
 
     def measured(pair: PromptPair, others: Sequence[PromptPair]) -> dict[str, Any]:
         """Measure `heads[metric][contrast]` `[layer, head]`, lambda of uniform attention `[layer]`, and the mean lambda
@@ -213,28 +217,6 @@ def decompose_attention(
         settings=settings,
         seed=seed,
     )
-
-
-def _controls(
-    model: Model, pairs: tuple[PromptPair, ...], control: str | Insertion | None, n_draws: int, seed: int
-) -> tuple[str | None, list[tuple[PromptPair, ...]]]:
-    """Make the control's name, and its pairs draw by draw, in the order of the problems."""
-    if control is None:
-        return None, []
-    check_count(n_draws, name="n_control_draws (control=None leaves it out)")
-    if isinstance(control, str):
-        one_of(control, ("random_sentence", "an Insertion"), "control")
-        control = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
-    insertion = control.placed_as(pairs[0].insertion)
-    made = draws_beside(pairs[0].insertion, insertion, n_draws)
-    draws = [followed(pairs_like(model, pairs, one)) for one in made]
-    for pair, ours in zip(draws[0], pairs, strict=True):
-        if pair.n_inserted != ours.n_inserted or pair.base.ids != ours.base.ids[: len(pair.base)]:
-            raise ValueError(
-                f"problem {pair.id!r}: the control must insert as many tokens into the same prompt ({ours.n_inserted}), but "
-                f"{insertion.label} inserts {pair.n_inserted}"
-            )
-    return insertion.label, draws
 
 
 def _matched_run(contrast: Contrast) -> str:
@@ -441,8 +423,8 @@ class AttentionDecomposition(Measured):
         if np.isfinite(shares["share"]):
             of = count_of(self.of("share").shape[2], "head")
             ways = (f"{shares[each]:z.2f} {self.declared()[each].heading}" for each in SHARES[1:] if each in shares)
-            told = f"In layer {at} the share of {sum(here)} of {of} in the change of attention's output is {shares['share']:z.2f}"
-            found.append(f"{told} (signed): {', '.join(ways)}.")
+            told = f"In layer {at} the share of {sum(here)} of {of} in the change of attention's output is"
+            found.append(f"{told} {shares['share']:z.2f} (signed): {', '.join(ways)}.")
         if counted := results.undefined(self.values, self.heads, self.groups):
             found.append(f"Undefined (no change beyond rounding, or too few rows): {counted}.")
         return found

@@ -194,7 +194,7 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
         (lambda: planted_model([], conditional={A: B}), r"L0H1 needs L0H4.*earlier layer \(zero-based\)"),
         (lambda: planted_model([A, B], [C], combine="any"), "combine='any' needs two or more readers and no mediators"),
         (lambda: planted_model([A], reads_from={A: ["has"]}), r"L0H1 must be a reader, and look from rows of .*Got has"),
-        (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "or of 8 or more, of which nearly all name one. Got 2"),
+        (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "of 8 or more, of which nearly all .*Got 2"),
         (lambda: planted_model([Head(0, 28)]), r"L0H28: query head 28 is out of range \(zero-based\)"),
         (lambda: planted_model([A], decoys={"silent": [A]}), "L0H1 is given twice"),
         *((lambda also=also: planted_model([A, B], [], combine="any", **also), "combine='any' needs two or more readers")
