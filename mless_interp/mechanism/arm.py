@@ -133,15 +133,11 @@ class ARM:
 
     @property
     def label(self) -> str:
-        """A short name that tells settings apart."""
-        words = [f"{'c' if self.fraction == 'share' else 'p'}={self.c:g}", f"p1={self.p1:g}"]
-        words.append(f"layer {self.layers[0]}" if len(self.layers) == 1 else f"layers {list(self.layers)}")
-        words += [self.reading, f"per {self.scope}", *["prefill only"] * self.prefill_only]
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name in ("k", "p_min", "p_max", "selection", "upper", "mad") and value != each.default:
-                words.append(f"{each.name}={value if isinstance(value, str) else format(value, 'g')}")
-        return f"ARM({', '.join([*words, f'seed {self.seed}'])})"
+        """A short name that tells settings apart: layers, reading, seed, and whatever is not the default."""
+        always = ("layers", "reading", "seed")
+        values = [(each, getattr(self, each.name)) for each in fields(self)]
+        told = [f"{each.name}={value!r}" for each, value in values if each.name in always or value != each.default]
+        return f"ARM({', '.join(told)})"
 
     def redistribute(self, activations: GateActivations, *, generator: torch.Generator) -> GateActivations:
         """Return the redistributed activations of one prompt without padding; `ValueError` for any that are infinite or NaN."""
