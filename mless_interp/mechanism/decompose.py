@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -61,8 +61,7 @@ Visit = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 """Takes a layer, and what it shows of the run: queries and keys as they enter the scores, values, head outputs."""
 
 
-@dataclass(frozen=True, eq=False)
-class Read:
+class Read(NamedTuple):
     """What rows after the span read in one run of one layer: `sigma` `[head, row, d_head]`, and `lam` `[head, row]`, the
     attention kept outside the span (a learned sink's share with it)."""
 
@@ -77,8 +76,7 @@ class Read:
             keys = {"visible": block.visible, "span": block.mask(span)}
             padded = torch.nn.functional.pad(values[:, : block.n_src], (0, 0, 0, block.n_extra))
             parts.append((retained_mass(block.pattern, **keys), outputs.span_output(block.pattern, padded, **keys)))
-        lam, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))
-        return cls(lam, sigma)
+        return cls(*(torch.cat(blocks, 1) for blocks in zip(*parts, strict=True)))
 
 
 def visiting(layers: Iterable[int], visit: Visit) -> dict[str, Reducer]:
@@ -102,16 +100,15 @@ def span_reads(
     """Measure lambda `[layer, head]` and Sigma `[layer, head, d_head]` of one problem, means over the rows after the span."""
     inputs = pair.condition(condition).to(model.info.device)
     visible = model.visible(inputs)
-    kept: dict[int, Read] = {}
+    means: dict[str, dict[int, np.ndarray]] = {"lam": {}, "sigma": {}}
 
     def visit(layer: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
         seen, rule = visible[layer].to(k.device), model.attention_rule(layer)
-        read = Read.of(q, k, v, seen, rule, span=pair.span_mask)
-        kept[layer] = Read(read.lam.mean(1), read.sigma.mean(1))
+        for name, values in Read.of(q, k, v, seen, rule, span=pair.span_mask)._asdict().items():
+            means[name][layer] = values.mean(1).double().cpu().numpy()
 
     model.run(inputs, capture=visiting(layers, visit), logits_at="none")
-    means = [kept[layer] for layer in layers]
-    return {name: np.stack([getattr(mean, name).double().cpu().numpy() for mean in means]) for name in ("lam", "sigma")}
+    return {name: np.stack([of[layer] for layer in layers]) for name, of in means.items()}
 
 
 @checked
