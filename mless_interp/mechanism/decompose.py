@@ -34,8 +34,6 @@ from ..statistics import Prevalence, defined_mean, fewest_problems, mean_interva
 
 DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
 """Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
-RUNS = ("inserted", "masked", "held", "blind", "base")
-"""The first runs of a batch, in order."""
 SHARES = ("share", "scale_share", "bias_share", "shift_share", "rest_share")
 """Metrics whose sum over heads is the layer's."""
 METRICS: dict[str, str] = {
@@ -224,8 +222,7 @@ def _matched_run(contrast: Contrast) -> str:
 def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
     """Name the conditions that these contrasts need, in the order of the batch."""
     of = map(CONTRASTS.__getitem__, contrasts)
-    needed = {run for contrast in of for run in (contrast.clean, contrast.corrupted, _matched_run(contrast))}
-    return tuple(run for run in dict.fromkeys((*RUNS, *CONDITIONS)) if run in needed)
+    return tuple(dict.fromkeys(run for each in of for run in (each.clean, each.corrupted, _matched_run(each))))
 
 
 def _numbers(
