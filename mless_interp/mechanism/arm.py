@@ -202,10 +202,8 @@ class ARM:
 
 def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> Bool[Tensor, "group n"]:
     """Choose the `counts` smallest elements of each group; of equal ones those that come first."""
-    if len(counts) == 1:  # faster than sorting a whole prompt's
-        bar = size.kthvalue(int(counts), -1, keepdim=True).values
-    else:
-        bar = size.sort(-1).values.gather(-1, counts[:, None] - 1)
+    # faster than sorting all of them
+    bar = torch.stack([row.kthvalue(n).values for row, n in zip(size, counts.tolist(), strict=True)])[:, None]
     below, ties = size < bar, size == bar
     missing = counts[:, None] - below.sum(-1, keepdim=True)
     return below | (ties & (ties.cumsum(-1) <= missing))
