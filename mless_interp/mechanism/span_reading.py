@@ -53,7 +53,6 @@ class SpanReadings(Measured):
     no partner, or of the probe nothing taught.
     """
 
-    tokens: tuple[str, ...]
     units: tuple[str, ...]
     blocks: tuple[tuple[int, int], ...]
     rank: np.ndarray
@@ -318,11 +317,9 @@ def read_span(
     fair = (np.equal.outer(kinds, kinds) @ each_own) & ~each_own  # tokens of other problems of the same kind
     others = np.where(fair.reshape(*fair.shape, 1, 1, 1), values, np.nan)
     longest = max(pair.n_inserted for pair in found)
-    classes, named = model.info.n_classes is not None, zip(found, tokens, strict=True)
     return SpanReadings(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
-        tokens=tuple(str(token) if classes else pair.text_of(model, token) for pair, token in named),
         units=units,
         seed=seed,
         blocks=tuple(pairwise(block_ends(longest, n_blocks))),

