@@ -46,7 +46,6 @@ class HookComparison(Result):
     """
 
     problem_ids: tuple[str, ...]
-    heads: tuple[Head, ...]
     meant: str
     found: tuple[str, ...]
     error: np.ndarray
@@ -122,7 +121,7 @@ def compare_hook(
             rows.append((words + _why_none(model, calls) if words == NO_EFFECT else words, error))
             bar.update(1)
     meant = f"{f'the edit {edit!r}' if isinstance(edit, str) else 'your edit'} of {listed(chosen)}"
-    return _compared(model, made, chosen, meant, rows)
+    return _compared(model, made, meant, rows)
 
 
 @checked
@@ -150,15 +149,15 @@ def compare_capture(
         _what_it_is(model, _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value), chosen)
         for pair, value in zip(made, values, strict=True)
     ]
-    return _compared(model, made, (chosen,), f"z of {chosen}", rows)
+    return _compared(model, made, f"z of {chosen}", rows)
 
 
 def _compared(
-    model: Model, pairs: Sequence[PromptPair], heads: tuple[Head, ...], meant: str, rows: Sequence[tuple[str, float]]
+    model: Model, pairs: Sequence[PromptPair], meant: str, rows: Sequence[tuple[str, float]]
 ) -> HookComparison:
     found, error = zip(*rows, strict=True)
     settings = {"model": model.info.name, "backend": model.info.backend}
-    return HookComparison(tuple(pair.id for pair in pairs), heads, meant, found, np.array(error), settings=settings)
+    return HookComparison(tuple(pair.id for pair in pairs), meant, found, np.array(error), settings=settings)
 
 
 def _ran(model: Model, inputs: Inputs, sites: Sequence[str], edits: Mapping[str, Edit] | None = None) -> Activations:
