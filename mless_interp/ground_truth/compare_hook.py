@@ -212,7 +212,6 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
 
 
 def _counted(model: Model, library: Any, hook: Sequence[tuple[str, Any]], calls: Counter[str]) -> list[tuple[str, Any]]:
-    """Return the user's hooks of TransformerLens, each of which counts its calls."""
     known = getattr(library, "hook_dict", {})
     if not known:
         raise ValueError(
@@ -296,7 +295,6 @@ def _span(what: str, places: Sequence[int]) -> str:
 
 
 def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head) -> tuple[str, float]:
-    """Return what a captured value is, and how far it is from what was meant."""
     value, meant = value.detach().cpu().double(), run[site(head.layer, "attn.hook_z")][:, head.head]
     if value.dim() != 2 or value.shape[1] != meant.shape[1] or len(value) < len(meant):
         return f"it has shape {list(value.shape)}, where {list(meant.shape)} is meant", np.nan
@@ -314,7 +312,6 @@ def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head) -> tu
 
 
 def _candidates(model: Model, run: Activations, head: Head) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a capture could be instead, in words: the head itself at other rows, other heads, what attention adds."""
     layers = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
     numbers = sorted(range(model.info.n_heads), key=lambda number: number != head.head)
     for other in [Head(layer, number) for layer in layers for number in numbers]:
