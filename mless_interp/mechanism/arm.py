@@ -153,10 +153,8 @@ class ARM:
             new = torch.where(values < 0, -draws * lower, draws * upper)
         return torch.where(selected, new.to(activations.dtype), activations)
 
-    def _plan(
-        self, values: GateActivations
-    ) -> tuple[Bool[Tensor, "token d_mlp"], Float[Tensor, "group 1"], Float[Tensor, "group 1"]]:
-        """Choose what changes, and between which bounds ("code_replace": two magnitudes): one group, or one per token."""
+    def _plan(self, values: GateActivations) -> tuple[Tensor, Tensor, Tensor]:
+        """Choose what changes `[token, d_mlp]`, and between which bounds `[group, 1]` ("code_replace": two magnitudes)."""
         groups = values.reshape(1, -1) if self.scope == "tensor" else values
         n = groups.shape[-1]
         size = groups.abs()
