@@ -90,8 +90,6 @@ def build_tokenizer(tokens: Sequence[str], *, model_max_length: int) -> PreTrain
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNK,
-        padding_side="right",
-        clean_up_tokenization_spaces=False,
         model_max_length=model_max_length,
     )
 
