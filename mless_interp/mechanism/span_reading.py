@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from .. import statistics
 from ..core.arguments import check_count, checked, count_of, shown
@@ -323,8 +324,8 @@ def read_span(
         units=units,
         seed=seed,
         blocks=tuple(pairwise(block_ends(longest, n_blocks))),
-        rank=_padded([each["rank"] for each in done], longest),
-        logprob=_padded([each["logprob"] for each in done], longest),
+        rank=_padded(each["rank"] for each in done),
+        logprob=_padded(each["logprob"] for each in done),
         own=values[np.arange(len(found)), labels],
         others=defined_mean(others, axis=1),
         margin=statistics.swap_margins(values, labels, partners),
@@ -397,9 +398,7 @@ def _pooled(x: Tensor, n_blocks: int) -> np.ndarray:
     return np.stack([x[start:stop].mean(0).cpu().numpy() for start, stop in pairwise(block_ends(len(x), n_blocks))])
 
 
-def _padded(each: Sequence[Sequence[Sequence[float | int]]], length: int) -> np.ndarray:
+def _padded(each: Iterable[Sequence[Sequence[float]]]) -> np.ndarray:
     """Stack `[problem, layer, row]` with NaN behind a shorter span."""
-    padded = np.full((len(each), len(each[0]), length), np.nan)
-    for rows, values in zip(padded, each, strict=True):
-        rows[:, : len(values[0])] = values
-    return padded
+    rows = [torch.tensor(values, dtype=torch.float64).T for values in each]
+    return pad_sequence(rows, batch_first=True, padding_value=np.nan).mT.numpy()
