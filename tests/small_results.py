@@ -383,9 +383,8 @@ def readable(known: float = 1.0, n: int = 24) -> SpanReadings:
     own = np.where(np.isnan(margin), np.nan, -3.0 + np.nan_to_num(margin))
     blocks = tuple((2 * at, 2 * at + 2) for at in range(4))
     settings = SETTINGS | {"what": "answer", "insertion": "Mless ' /' x8, after question"}
-    tokens = tuple(str(at % 5) for at in range(n))
     of_token = (rank, -rank / 10, own, own - margin, margin)
-    return SpanReadings(problems(n), tokens, units, blocks, *of_token, settings=settings)
+    return SpanReadings(problems(n), units, blocks, *of_token, settings=settings)
 
 
 def enriched() -> mi.Enrichment:
@@ -439,7 +438,7 @@ def judged(*verdicts: str) -> Any:
 def hook_compared(n: int = 4) -> mi.HookComparison:
     """A hook that changes another head, in all problems but one."""
     found = tuple("as meant" if at == 1 else "it changes L1H1, not L1H2" for at in range(n))
-    return mi.HookComparison(problems(n), (mi.Head(1, 2),), "the edit 'zero' of L1H2", found, np.full(n, 0.3))
+    return mi.HookComparison(problems(n), "the edit 'zero' of L1H2", found, np.full(n, 0.3))
 
 
 def certified() -> mi.Certificate:
@@ -453,8 +452,7 @@ def certified() -> mi.Certificate:
         Verdict("I9", "heads add up", NOT_APPLICABLE, float("nan"), 1e-4, "the output is normed"),
         Verdict("I12", "slope 1", FAIL, 0.5, 1e-3),
     )
-    checks = mi.models.checks.SelfCheck(9.0, 0.0, None, None, None, 1e-3, "layer by layer")
-    return mi.Certificate(info, checks, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
+    return mi.Certificate(info, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
 
 
 ACTING = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}
