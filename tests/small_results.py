@@ -18,7 +18,7 @@ from mless_interp.circuits.paths import Way
 from mless_interp.circuits.site_patches import Place, Site
 from mless_interp.ground_truth.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
 from mless_interp.mechanism.decompose import METRICS
-from mless_interp.mechanism.mediation import ARMS, READINGS
+from mless_interp.mechanism.mediation import READINGS
 from mless_interp.mechanism.span_reading import SpanReadings
 from mless_interp.models.info import ModelInfo
 from mless_interp.paper import CLAIMS, ClaimCheck
@@ -297,7 +297,7 @@ def mediated(n: int = 6) -> mi.Mediation:
     readings = (*READINGS, "outcome")
     values = np.arange(1.0, 1 + len(readings))[:, None] * row + spread(n)[:, None, None] * row
     settings = SETTINGS | {"layer": 0, "all_heads": True}
-    return mi.Mediation(problems(n), readings, ARMS, values, "nats", settings=settings)
+    return mi.Mediation(problems(n), readings, values, "nats", settings=settings)
 
 
 def activations(moved: int = 30, n: int = 8) -> mi.ActivationShift:
@@ -381,10 +381,9 @@ def readable(known: float = 1.0, n: int = 24) -> SpanReadings:
     margin[[not unit for unit in units]] = np.nan
     rank = np.tile(np.array([90.0, 40.0, 2.0])[None, :, None], (n, 1, 8))
     own = np.where(np.isnan(margin), np.nan, -3.0 + np.nan_to_num(margin))
-    blocks = tuple((2 * at, 2 * at + 2) for at in range(4))
     settings = SETTINGS | {"what": "answer", "insertion": "Mless ' /' x8, after question"}
     of_token = (rank, -rank / 10, own, own - margin, margin)
-    return SpanReadings(problems(n), units, blocks, *of_token, settings=settings)
+    return SpanReadings(problems(n), units, *of_token, settings=settings)
 
 
 def enriched() -> mi.Enrichment:

@@ -32,7 +32,6 @@ _PREPOSITIONS, _AGES = ("to", "near", "past"), ("old", "new")
 _LINKS = ("and", "the", *_PREPOSITIONS, *_AGES)
 _GLUE = ("of", "in", "on", "at", "was", "very", "he", "she", "it")
 
-
 _NAMES = "Tom Ann Ben Eva Max Ida Leo Mia Sam Zoe Kai Una Jan Ada Rob Liv Noa Pia Ray Sue Ted Val Wim Yves".split()
 _THINGS = """
     apples pears plums stones books coins shells birds boats cups lamps maps pens rings ropes seeds shoes songs spoons

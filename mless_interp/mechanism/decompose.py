@@ -333,9 +333,9 @@ class AttentionDecomposition(Measured):
 
     def nulls(self, contrast: str | None = None) -> dict[str, np.ndarray]:
         """Return what lambda is compared with, by column, `[problem, head]`: that of uniform attention, and of the control."""
-        contrast = self._contrast(contrast)
-        uniform = self.uniform[contrast][:, [head.layer for head in self.heads]]
+        contrast = self.contrasts[0] if contrast is None else contrast
         lam = of_heads(self.of("lam", contrast), self.heads)
+        uniform = self.uniform[contrast][:, [head.layer for head in self.heads]]
         found = {"lam_null": np.where(np.isnan(lam), np.nan, uniform)}
         if self.control is not None and contrast != "held":  # it stands where the insertion does, not at held positions
             found["lam_control"] = of_heads(self.control, self.heads)
@@ -353,7 +353,7 @@ class AttentionDecomposition(Measured):
     def table(self, contrast: str | None = None) -> pd.DataFrame:
         """Return one row per head: every metric's mean over problems with its interval `_ci_low`, `_ci_high` and `_n`; lambda
         beside `lam_null` and `lam_p` (and `lam_control`, `lam_control_p`), p-values corrected over all heads."""
-        contrast = self._contrast(contrast)
+        contrast = self.contrasts[0] if contrast is None else contrast
         columns: dict[str, Any] = dict(results.head_columns(self.heads))
         for metric, found in self.values.items():
             if contrast in found:
@@ -375,10 +375,6 @@ class AttentionDecomposition(Measured):
             for contrast, array in found.items()
         ]
         return pd.concat(frames, ignore_index=True)
-
-    def _contrast(self, contrast: str | None) -> str:
-        contrast = self.contrasts[0] if contrast is None else contrast
-        return self.contrasts[results.place_of(contrast, self.contrasts, "contrast")]
 
     def quantity(self, column: str) -> results.Quantity:
         made = replace(super().quantity(column), unit=METRICS.get(column, ""))

@@ -52,7 +52,6 @@ class Mediation(Measured):
     """Readings `values` `[problem, reading, arm]`: of the layer's MLP activations, and the "outcome"; arms as in `ARMS`."""
 
     readings: tuple[str, ...]
-    arms: tuple[str, ...]
     values: np.ndarray
     unit: str
 
@@ -70,7 +69,7 @@ class Mediation(Measured):
     )
 
     def of(self, reading: str, arm: str) -> np.ndarray:
-        return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]
+        return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, ARMS, "arm")]
 
     def effect(self, reading: str, effect: str) -> np.ndarray:
         """Return one effect of `EFFECTS` on one reading, `[problem]`."""
@@ -100,7 +99,7 @@ class Mediation(Measured):
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem, reading and arm."""
-        return tidy({"problem": self.problem_ids, "reading": self.readings, "arm": self.arms}, value=self.values)
+        return tidy({"problem": self.problem_ids, "reading": self.readings, "arm": ARMS}, value=self.values)
 
     def headline(self) -> str:
         s = self.settings
@@ -218,7 +217,7 @@ def mediate(
     compute = single(lambda at: measured(prepared.bare[at], prepared.pairs[at]))
     how: Arguments = {"settings": settings, "options": RunOptions(checkpoint, progress), "alone": True}
     values = np.array(prepared.each(compute, label=f"mediation in layer {layer}", **how), dtype=float)
-    made: Arguments = {"readings": (*READINGS, "outcome"), "arms": ARMS, "values": values, "seed": seed}
+    made: Arguments = {"readings": (*READINGS, "outcome"), "values": values, "seed": seed}
     return Mediation(**made, **prepared.fields(settings))
 
 

@@ -55,7 +55,6 @@ class SpanReadings(Measured):
     """
 
     units: tuple[str, ...]
-    blocks: tuple[tuple[int, int], ...]
     rank: np.ndarray
     logprob: np.ndarray
     own: np.ndarray
@@ -91,7 +90,8 @@ class SpanReadings(Measured):
 
     @property
     def places(self) -> tuple[str, ...]:
-        return tuple(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in self.blocks)
+        blocks = pairwise(block_ends(self.rank.shape[2], self.own.shape[3]))
+        return tuple(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in blocks)
 
     @cached_property
     def margins(self) -> np.ndarray:
@@ -136,7 +136,7 @@ class SpanReadings(Measured):
     def _ranks(self) -> np.ndarray:
         """Take the median rank of the own token in each block, `[reader, layer, block]`; the probe has none."""
         ranks = np.full(self.own.shape[1:], np.nan)
-        for at in range(len(self.blocks)):
+        for at in range(len(self.places)):
             here = np.where(self._block_of[:, None] == at, self.rank, np.nan)
             ranks[0, :, at] = median_interval(self.by_group(np.nanmedian(here, axis=2))).estimate
         return ranks
@@ -144,9 +144,9 @@ class SpanReadings(Measured):
     @cached_property
     def _block_of(self) -> np.ndarray:
         """Find the block of each problem's row, `[problem, position]`, in a span of its own length; -1 behind its end."""
-        found = np.full((len(self.rank), self.rank.shape[2]), -1)
+        found, n_blocks = np.full((len(self.rank), self.rank.shape[2]), -1), self.own.shape[3]
         for row, length in zip(found, np.isfinite(self.rank[:, 0]).sum(1).tolist(), strict=True):
-            row[:length] = np.repeat(range(len(self.blocks)), np.diff(block_ends(length, len(self.blocks))))
+            row[:length] = np.repeat(range(n_blocks), np.diff(block_ends(length, n_blocks)))
         return found
 
     def to_frame(self) -> pd.DataFrame:
@@ -317,13 +317,11 @@ def read_span(
     each_own = np.eye(len(every), dtype=bool)[labels]
     fair = (np.equal.outer(kinds, kinds) @ each_own) & ~each_own  # tokens of other problems of the same kind
     others = np.where(fair.reshape(*fair.shape, 1, 1, 1), values, np.nan)
-    longest = max(pair.n_inserted for pair in found)
     return SpanReadings(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
         units=units,
         seed=seed,
-        blocks=tuple(pairwise(block_ends(longest, n_blocks))),
         rank=_padded(each["rank"] for each in done),
         logprob=_padded(each["logprob"] for each in done),
         own=values[np.arange(len(found)), labels],
