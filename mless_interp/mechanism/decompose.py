@@ -155,7 +155,8 @@ def decompose_attention(
     words = Insertion.random_sentence(found[0].n_inserted, seed=seed).placed_as(found[0].insertion)
     controls = draws_beside(found[0].insertion, words, n_control_draws)
     draws = [followed(pairs_like(model, found, control)) for control in controls]
-    grid, runs = model.info.mask_of(chosen), runs_of(contrasts)
+    grid, needed = model.info.mask_of(chosen), [CONTRASTS[name] for name in contrasts]
+    runs = tuple(dict.fromkeys(run for each in needed for run in (each.clean, each.corrupted, _matched_run(each))))
     layers_of = np.flatnonzero(grid.any(1)).tolist()
     for layer in layers_of:
         model.attention_output(layer)  # what is not known is told before anything runs
@@ -217,12 +218,6 @@ def decompose_attention(
 def _matched_run(contrast: Contrast) -> str:
     """Name the run that lambda and Sigma are held against; between it and a clean run at other positions lies the shift."""
     return contrast.clean if contrast.same_positions else CONTRASTS["content"].clean
-
-
-def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
-    """Name the conditions that these contrasts need, in the order of the batch."""
-    of = map(CONTRASTS.__getitem__, contrasts)
-    return tuple(dict.fromkeys(run for each in of for run in (each.clean, each.corrupted, _matched_run(each))))
 
 
 def _numbers(
@@ -409,7 +404,7 @@ class AttentionDecomposition(Measured):
     def details(self) -> list[str]:
         found, at, first = [], self.layers[0], self.contrasts[0]
         here = [head.layer == at for head in self.heads]
-        shares = {each: self.mean(each)[here].sum() for each in SHARES if first in self.values.get(each, {})}
+        shares = {each: self.mean(each, first)[here].sum() for each in SHARES if first in self.values.get(each, {})}
         if np.isfinite(shares["share"]):
             of = count_of(self.of("share").shape[2], "head")
             ways = (f"{shares[each]:z.2f} {self.declared()[each].heading}" for each in SHARES[1:] if each in shares)
