@@ -222,7 +222,15 @@ def _of_the_usual(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head
     shares = {reader: share / sum(drawn.values()) for reader, share in drawn.items()}
     if not given:
         shares |= {mediator: through * rng.uniform(0.95, 1.05) for mediator in mediators}
-    gains = _gains(shares, roles, given)
+    # share(reader) = gain(reader) * (direct + the rows of numbers it looks from * sum of later mediators' gains),
+    # share(mediator) = gain(mediator) * sum of earlier readers' gains, unless given
+    part = {head: len(roles.reads_from.get(head, frozenset(NUMBERS)) & {*NUMBERS}) / len(NUMBERS) for head in fed}
+    gains = {**shares, **given}
+    for _ in range(2000):
+        if not given:
+            gains |= {m: shares[m] / sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
+        later = {r: sum(gains[m] for m in mediators if m.layer > r.layer) for r in readers}
+        gains |= {r: shares[r] / (roles.direct(r) + part.get(r, 0.0) * later[r]) for r in readers}
     if given:
         shares |= {m: given[m] * sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
         _check_smallest(min(shares.values()), readers, mediators)
@@ -235,21 +243,3 @@ def _check_smallest(share: float, readers: list[Head], mediators: tuple[Head, ..
             f"{len(readers)} readers and {len(mediators)} mediators in these layers would carry only {share:.3f} of the span's "
             f"effect each, below {SMALLEST_SHARE}: give fewer heads, or more readers in layers before the mediators"
         )
-
-
-def _gains(shares: Mapping[Head, float], roles: Roles, given: Mapping[Head, float]) -> dict[Head, float]:
-    """Return output gains that give the shares: share(reader) = gain(reader) * (direct + the rows of numbers it looks from *
-    sum of later mediators' gains), share(mediator) = gain(mediator) * sum of earlier readers' gains, unless given."""
-    readers = [head for head in shares if head not in roles.mediators]
-    fed = [reader for reader in readers if roles.passes(reader)]
-    part = {head: len(roles.reads_from.get(head, frozenset(NUMBERS)) & {*NUMBERS}) / len(NUMBERS) for head in fed}
-    gains = {**shares, **given}
-    for _ in range(2000):
-        if not given:
-            gains |= {m: shares[m] / sum(gains[r] for r in fed if r.layer < m.layer) for m in roles.mediators}
-        gains |= {
-            r: shares[r]
-            / (roles.direct(r) + part.get(r, 0.0) * sum(gains[m] for m in roles.mediators if m.layer > r.layer))
-            for r in readers
-        }
-    return gains

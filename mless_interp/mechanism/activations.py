@@ -98,7 +98,9 @@ class ActivationShift(Measured):
 
     def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
         """Return differences (after - before; distances as they are) of one metric, `[problem]`."""
-        return self.difference[:, *self._place(metric, contrast, token_class)]
+        at = place_of(self.contrasts[0] if contrast is None else contrast, self.contrasts, "contrast")
+        group = place_of(token_class, self.token_groups, "token class")
+        return self.difference[:, at, group, place_of(metric, self.metrics, "metric")]
 
     def table(self) -> pd.DataFrame:
         """Return the paper's three claims, one row per contrast (the first is primary) and claim, each tested over problems.
@@ -184,13 +186,6 @@ class ActivationShift(Measured):
         table, first = self.table(), "claim verdict change p_corrected metric".split()
         claims = ShownTable(table, "The paper's claims about MLP activations, over problems.", [*first, *table])
         return Shown((claims, ShownTable(by_class.drop(columns=ends), "Every metric, by class of token.")))
-
-    def _place(self, metric: str, contrast: str | None, group: str) -> tuple[int, int, int]:
-        return (
-            place_of(self.contrasts[0] if contrast is None else contrast, self.contrasts, "contrast"),
-            place_of(group, self.token_groups, "token class"),
-            place_of(metric, self.metrics, "metric"),
-        )
 
     @cached_property
     def _signs(self) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..core.arguments import checked, one_of
@@ -168,7 +168,12 @@ class ARM:
             bars = [quantile(row, q=float(f)) for row, f in zip(size, fraction, strict=True)]
             selected = size <= torch.stack(bars)[:, None]
         else:
-            selected = _smallest(size, (fraction * n).round().long().clamp(min=1, max=n))
+            counts = (fraction * n).round().long().clamp(min=1, max=n)
+            largest = [row.kthvalue(count).values for row, count in zip(size, counts.tolist(), strict=True)]
+            bar = torch.stack(largest)[:, None]
+            below, ties = size < bar, size == bar
+            missing = counts[:, None] - below.sum(-1, keepdim=True)
+            selected = below | (ties & (ties.cumsum(-1) <= missing))  # of equal ones those that come first
         upper = quantile(groups if self.upper == "signed" else size, q=self.p1 / 100)
         lower = groups.amin(-1)
         if self.reading == "code_replace":
@@ -196,12 +201,3 @@ class ARM:
         for layer in self.layers:
             edits |= gate_edits(layer, model.gated_mlp(layer), partial(redistribute, layer))
         return edits
-
-
-def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> Bool[Tensor, "group n"]:
-    """Choose the `counts` smallest elements of each group; of equal ones those that come first."""
-    # faster than sorting all of them
-    bar = torch.stack([row.kthvalue(n).values for row, n in zip(size, counts.tolist(), strict=True)])[:, None]
-    below, ties = size < bar, size == bar
-    missing = counts[:, None] - below.sum(-1, keepdim=True)
-    return below | (ties & (ties.cumsum(-1) <= missing))
