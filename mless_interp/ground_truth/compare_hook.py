@@ -152,9 +152,7 @@ def compare_capture(
     return _compared(model, made, f"z of {chosen}", rows)
 
 
-def _compared(
-    model: Model, pairs: Sequence[PromptPair], meant: str, rows: Sequence[tuple[str, float]]
-) -> HookComparison:
+def _compared(model: Model, pairs: Sequence[PromptPair], meant: str, rows: list[tuple[str, float]]) -> HookComparison:
     found, error = zip(*rows, strict=True)
     settings = {"model": model.info.name, "backend": model.info.backend}
     return HookComparison(tuple(pair.id for pair in pairs), meant, found, np.array(error), settings=settings)

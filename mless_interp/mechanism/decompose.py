@@ -184,7 +184,8 @@ def decompose_attention(
             after = {run: z[row, stop:].transpose(0, 1) for row, run in enumerate(runs)}
             for contrast in contrasts:
                 row = runs.index(CONTRASTS[contrast].corrupted)
-                numbers = _numbers(model, layer, pair, CONTRASTS[contrast], after, read, v[row])
+                of_span = v[row, pair.span_mask.to(v.device)]
+                numbers = _numbers(model, layer, CONTRASTS[contrast], after, read, of_span)
                 together = torch.stack([values.double() for values in numbers.values()]).detach().cpu().numpy()
                 for metric, values in zip(numbers, np.where(grid[layer], together, np.nan), strict=True):
                     results.put(by_head, metric, contrast, layer, values, shape=grid.shape)
@@ -221,13 +222,7 @@ def _matched_run(contrast: Contrast) -> str:
 
 
 def _numbers(
-    model: Model,
-    layer: int,
-    pair: PromptPair,
-    contrast: Contrast,
-    z: Mapping[str, Tensor],
-    reads: Mapping[str, Read],
-    v: Tensor,
+    model: Model, layer: int, contrast: Contrast, z: Mapping[str, Tensor], reads: Mapping[str, Read], v: Tensor
 ) -> dict[str, Tensor]:
     before, after, read = z[contrast.clean], z[contrast.corrupted], reads[contrast.corrupted]
     matched = None if contrast.same_positions else z[_matched_run(contrast)]
@@ -238,8 +233,7 @@ def _numbers(
     eps = torch.finfo(before.dtype).eps
     noise = 4 * (max(eps, torch.finfo(torch.float32).eps) if model.float32_softmax else eps)
     slope, _, r2 = outputs.affine_fit(before, after)
-    values = v[pair.span_mask.to(v.device)].transpose(0, 1)
-    inside = torch.ones(pair.n_inserted, dtype=torch.bool, device=values.device)
+    values, inside = v.transpose(0, 1), torch.ones(len(v), dtype=torch.bool, device=v.device)  # of the span
     of_values = (outputs.value_cosine, outputs.value_spectral_share, outputs.value_effective_rank)
     group = model.info.n_heads // model.info.n_key_value_heads
     found = {
