@@ -100,7 +100,7 @@ COMMAS = mi.Insertion.meaningless(" ,", 20)
 NOISING: dict[str, Any] = {"direction": "noising", "outcome": "logit_diff"}
 COMPUTED: dict[str, Any] = {"contrast": "computed", "outcome": "answer_prob"}
 PROBABLE, DIFFERENCE = {"outcome": "answer_prob"}, {"outcome": "logit_diff"}
-SPREAD: dict[str, Any] = {"held_positions": "spread", "control": "random_sentence", "n_control_draws": 2}
+SPREAD: dict[str, Any] = {"held_positions": "spread", "n_control_draws": 2}
 STRICT: dict[str, Any] = {"confidence": 0.9, "smallest_effect": 0.1, "n_control_draws": 1, **DIFFERENCE}
 MASKED: dict[str, Any] = {"contrast": "content", "control": COMMAS, "n_random_sets": 1, **DIFFERENCE}
 ARM, SHORT = mi.ARM(0.5, 99.0, layers=(1,)), {"max_new_tokens": 3, "template": "paper"}
@@ -133,7 +133,6 @@ OTHERWISE: dict[str, Callable[..., Result]] = {
     "transplant_behind": behind(mi.transplant_span, n_partners=2, **PROBABLE),
     "shift_otherwise": asking(mi.activation_shift, layer=1, contrasts=("held", "total"), c=0.3, q=0.2, bins=7),
     "decomposition_beside_words": asking(mi.decompose_attention, layers=[1], contrasts=("held",), **SPREAD),
-    "decomposition_beside_commas": asking(mi.decompose_attention, layers=[0], contrasts=("total",), control=COMMAS),
     "mediation_deeper": asking(mi.mediate, layer=1, c=0.3, q=0.3, **PROBABLE),
     "span_behind": behind(mi.read_span, n_blocks=4, smallest_margin=0.5),
     "curve_of_spans": behind(mi.circuit_curve, "L1H5 L0H6", n_random=2, chosen_elsewhere=True, **COMPUTED),

@@ -18,7 +18,7 @@ from mless_interp.circuits.paths import Way
 from mless_interp.circuits.site_patches import Place, Site
 from mless_interp.ground_truth.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
 from mless_interp.mechanism.decompose import METRICS
-from mless_interp.mechanism.mediation import ARMS, READINGS
+from mless_interp.mechanism.mediation import READINGS
 from mless_interp.mechanism.span_reading import SpanReadings
 from mless_interp.models.info import ModelInfo
 from mless_interp.paper import CLAIMS, ClaimCheck
@@ -294,7 +294,7 @@ def mediated(n: int = 6) -> mi.Mediation:
     readings = (*READINGS, "outcome")
     values = np.arange(1.0, 1 + len(readings))[:, None] * row + spread(n)[:, None, None] * row
     settings = SETTINGS | {"layer": 0, "all_heads": True}
-    return mi.Mediation(problems(n), readings, ARMS, values, "nats", settings=settings)
+    return mi.Mediation(problems(n), readings, values, "nats", settings=settings)
 
 
 def activations(moved: int = 30, n: int = 8) -> mi.ActivationShift:
@@ -378,11 +378,9 @@ def readable(known: float = 1.0, n: int = 24) -> SpanReadings:
     margin[[not unit for unit in units]] = np.nan
     rank = np.tile(np.array([90.0, 40.0, 2.0])[None, :, None], (n, 1, 8))
     own = np.where(np.isnan(margin), np.nan, -3.0 + np.nan_to_num(margin))
-    blocks = tuple((2 * at, 2 * at + 2) for at in range(4))
     settings = SETTINGS | {"what": "answer", "insertion": "Mless ' /' x8, after question"}
-    tokens = tuple(str(at % 5) for at in range(n))
     of_token = (rank, -rank / 10, own, own - margin, margin)
-    return SpanReadings(problems(n), tokens, units, blocks, *of_token, settings=settings)
+    return SpanReadings(problems(n), units, *of_token, settings=settings)
 
 
 def enriched() -> mi.Enrichment:
@@ -436,7 +434,7 @@ def judged(*verdicts: str) -> Any:
 def hook_compared(n: int = 4) -> mi.HookComparison:
     """A hook that changes another head, in all problems but one."""
     found = tuple("as meant" if at == 1 else "it changes L1H1, not L1H2" for at in range(n))
-    return mi.HookComparison(problems(n), (mi.Head(1, 2),), "the edit 'zero' of L1H2", found, np.full(n, 0.3))
+    return mi.HookComparison(problems(n), "the edit 'zero' of L1H2", found, np.full(n, 0.3))
 
 
 def certified() -> mi.Certificate:
@@ -450,8 +448,7 @@ def certified() -> mi.Certificate:
         Verdict("I9", "heads add up", NOT_APPLICABLE, float("nan"), 1e-4, "the output is normed"),
         Verdict("I12", "slope 1", FAIL, 0.5, 1e-3),
     )
-    checks = mi.models.checks.SelfCheck(9.0, 0.0, None, None, None, 1e-3, "layer by layer")
-    return mi.Certificate(info, checks, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
+    return mi.Certificate(info, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
 
 
 ACTING = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}

@@ -308,7 +308,7 @@ class _Work:
                 drawn = partial(scores.attention_profile, heads=heads[:3])
                 return {"profiles of all heads": spent(n, scores.score_heads, drawn)}
             case "mechanism":
-                parted = partial(mechanism.decompose_attention, control="random_sentence")
+                parted = partial(mechanism.decompose_attention, n_control_draws=5)
                 mediated = partial(mechanism.mediate, outcome=self.outcome.name)
                 return {"mechanism of all heads": spent(n, parted, mechanism.activation_shift, mediated)}
             case "effects":

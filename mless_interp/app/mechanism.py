@@ -29,7 +29,7 @@ class Options(Inserting):
 def compute(options: Options) -> Computed:
     """Split head outputs into what the span adds (bias) and the rest, scaled; measure MLP activations.
 
-    Writes heads.csv and heads_total.csv (a row per head), layers.csv, activations.csv (a row per token class and metric),
+    Writes heads.csv and heads_total.csv (a row per head), activations.csv (a row per token class and metric),
     claims.csv (the paper's three), mediation.csv, decomposition.parquet (a row per problem, head and metric), all with
     intervals; lambda.png, activations.png, mediation.png.
     """
@@ -43,7 +43,7 @@ def compute(options: Options) -> Computed:
     shift = activation_shift(model, pairs, checkpoint=folder / "activations.jsonl", **common)
     how: Arguments = {"heads": heads, "checkpoint": folder / "decomposition.jsonl"}
     if options.control and pairs[0].insertion.kind != "random_sentence":
-        how["control"] = "random_sentence"
+        how["n_control_draws"] = 5
     contrasts = tuple(dict.fromkeys((contrast, "total", *DRAWN)))
     parts = decompose_attention(model, pairs, contrasts=contrasts, **how, **options.common)
     shown = shown_attention(model, pairs[:1], parts.table().nsmallest(3, "lam")["label"].tolist())
@@ -63,7 +63,6 @@ def present(kept: Kept) -> Presented:
     tables = {
         "heads.csv": parts.table(),
         "heads_total.csv": parts.table("total"),
-        "layers.csv": parts.layer_table(),
         "activations.csv": shift.by_class(),
         "claims.csv": shift.table(),
         "mediation.csv": mediated.table(),

@@ -50,7 +50,6 @@ class Certificate(Result):
     """What `certify_model` found, line by line; `passed` if nothing failed."""
 
     info: ModelInfo
-    checks: ModelChecks | None
     verdicts: tuple[Verdict, ...]
     prompts: tuple[Settings, ...]
 
@@ -127,7 +126,7 @@ def certify_model(model: Model, pairs: Iterable[PromptPair] | None = None, *, pr
                     seen[identity.name].append(error)
                 bar.update(1)
     verdicts += [_verdict(identity, seen[identity.name], identity.factor * tolerance) for identity in IDENTITIES]
-    return Certificate(model.info, checks, tuple(verdicts), tuple(pair.record() for pair in chosen))
+    return Certificate(model.info, tuple(verdicts), tuple(pair.record() for pair in chosen))
 
 
 def _verdict(identity: Identity, seen: Sequence[Finding | str | Exception], tolerance: float) -> Verdict:

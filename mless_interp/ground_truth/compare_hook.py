@@ -46,7 +46,6 @@ class HookComparison(Result):
     """
 
     problem_ids: tuple[str, ...]
-    heads: tuple[Head, ...]
     meant: str
     found: tuple[str, ...]
     error: np.ndarray
@@ -122,7 +121,7 @@ def compare_hook(
             rows.append((words + _why_none(model, calls) if words == NO_EFFECT else words, error))
             bar.update(1)
     meant = f"{f'the edit {edit!r}' if isinstance(edit, str) else 'your edit'} of {listed(chosen)}"
-    return _compared(model, made, chosen, meant, rows)
+    return _compared(model, made, meant, rows)
 
 
 @checked
@@ -150,15 +149,13 @@ def compare_capture(
         _what_it_is(model, _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value), chosen)
         for pair, value in zip(made, values, strict=True)
     ]
-    return _compared(model, made, (chosen,), f"z of {chosen}", rows)
+    return _compared(model, made, f"z of {chosen}", rows)
 
 
-def _compared(
-    model: Model, pairs: Sequence[PromptPair], heads: tuple[Head, ...], meant: str, rows: Sequence[tuple[str, float]]
-) -> HookComparison:
+def _compared(model: Model, pairs: Sequence[PromptPair], meant: str, rows: list[tuple[str, float]]) -> HookComparison:
     found, error = zip(*rows, strict=True)
     settings = {"model": model.info.name, "backend": model.info.backend}
-    return HookComparison(tuple(pair.id for pair in pairs), heads, meant, found, np.array(error), settings=settings)
+    return HookComparison(tuple(pair.id for pair in pairs), meant, found, np.array(error), settings=settings)
 
 
 def _ran(model: Model, inputs: Inputs, sites: Sequence[str], edits: Mapping[str, Edit] | None = None) -> Activations:
@@ -213,7 +210,6 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
 
 
 def _counted(model: Model, library: Any, hook: Sequence[tuple[str, Any]], calls: Counter[str]) -> list[tuple[str, Any]]:
-    """Return the user's hooks of TransformerLens, each of which counts its calls."""
     known = getattr(library, "hook_dict", {})
     if not known:
         raise ValueError(
@@ -297,7 +293,6 @@ def _span(what: str, places: Sequence[int]) -> str:
 
 
 def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head) -> tuple[str, float]:
-    """Return what a captured value is, and how far it is from what was meant."""
     value, meant = value.detach().cpu().double(), run[site(head.layer, "attn.hook_z")][:, head.head]
     if value.dim() != 2 or value.shape[1] != meant.shape[1] or len(value) < len(meant):
         return f"it has shape {list(value.shape)}, where {list(meant.shape)} is meant", np.nan
@@ -315,7 +310,6 @@ def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head) -> tu
 
 
 def _candidates(model: Model, run: Activations, head: Head) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a capture could be instead, in words: the head itself at other rows, other heads, what attention adds."""
     layers = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
     numbers = sorted(range(model.info.n_heads), key=lambda number: number != head.head)
     for other in [Head(layer, number) for layer in layers for number in numbers]:

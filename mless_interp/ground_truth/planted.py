@@ -168,7 +168,6 @@ def planted_model(
         num_key_value_heads=n_key_value_heads,
         max_position_embeddings=MAX_POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=False,
         pad_token_id=vocabulary.tokens.index(PAD),
         eos_token_id=vocabulary.tokens.index(EOS),
         bos_token_id=None,

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import comb
 from typing import Any
 
 from ..core.arguments import one_of
@@ -17,7 +16,7 @@ ANSWER_ROW = ANSWER_PREFIX[-1]
 """The token in whose row the answer is predicted."""
 _MOST_MEDIATED = 0.8  # of what the readers before a mediator contribute, this much at most passes through mediators
 _AGAINST = 0.25  # of what all readers bring, this much each opposing reader takes back
-_RARE, _FREQUENT = 0.3, 0.9  # the share of problems that name one of some numbers: at most a few, at least nearly all
+_FREQUENT = 8  # numbers: 91 % of the problems name one of so many
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Roles:
     @property
     def rare(self) -> tuple[Head, ...]:
         """Readers that read the span in a few problems only."""
-        return tuple(head for head in self.readers if named_in(self.reads_from.get(head)) <= _RARE)
+        return tuple(head for head in self.readers if not self.direct(head) and len(self.reads_from[head]) == 1)
 
     @property
     def usual(self) -> list[Head]:
@@ -131,22 +130,13 @@ class Roles:
 
     def __post_init__(self) -> None:
         for head, tokens in self.reads_from.items():
-            others = sorted(tokens - {*NUMBERS, ANSWER_ROW})
-            if head not in self.readers:
-                raise ValueError(f"reads_from: {head} is none of the readers (zero-based)")
-            if others or not tokens:
+            carried = any(mediator.layer > head.layer for mediator in self.mediators)
+            fit = self.direct(head) or (carried and (len(tokens) == 1 or len(tokens) >= _FREQUENT))
+            if head not in self.readers or not fit or not tokens <= {*NUMBERS, ANSWER_ROW}:
                 raise ValueError(
-                    f"reads_from: {head} must look from the rows of {ANSWER_ROW!r} or of numbers ({NUMBERS[0]} to "
-                    f"{NUMBERS[-1]}), which later heads read; got {others or 'no token'}"
-                )
-            if _RARE < named_in(tokens) < _FREQUENT:
-                raise ValueError(
-                    f"reads_from: {named_in(tokens):.0%} of the problems name one of {sorted(tokens)}, so whether most do is "
-                    "left to chance: give 1 number (few problems do), or 8 or more (nearly all do)"
-                )
-            if not self.direct(head) and not any(mediator.layer > head.layer for mediator in self.mediators):
-                raise ValueError(
-                    f"reads_from: {head} looks from rows of numbers only, so it needs a mediator in a later layer"
+                    f"reads_from: {head} must be a reader, and look from rows of {ANSWER_ROW!r}; or, with a mediator in a "
+                    f"later layer, of numbers from {NUMBERS[0]} to {NUMBERS[-1]}: of 1, which few problems name, or of "
+                    f"{_FREQUENT} or more, of which nearly all name one. Got {', '.join(sorted(tokens)) or 'no token'}"
                 )
         for reader, earlier in {**self.conditional, **self.relayed, **self.recalls}.items():
             if earlier.layer >= reader.layer:
@@ -184,14 +174,6 @@ def _by_kind(fields: Mapping[str, Any]) -> dict[str, list[Head]]:
         "thinker": [*recalls.values()],
         "against": [*fields["against"]],
     }
-
-
-def named_in(tokens: Iterable[str] | None) -> float:
-    """Return the share of problems of two numbers (of `NUMBERS` without replacement) that name one of `tokens`; 1 where the
-    row of the answer is among them, or where there is no restriction."""
-    if tokens is None or ANSWER_ROW in set(tokens):
-        return 1.0
-    return 1 - comb(len(NUMBERS) - len(set(tokens)), 2) / comb(len(NUMBERS), 2)
 
 
 def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head, float]]:
@@ -240,7 +222,15 @@ def _of_the_usual(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head
     shares = {reader: share / sum(drawn.values()) for reader, share in drawn.items()}
     if not given:
         shares |= {mediator: through * rng.uniform(0.95, 1.05) for mediator in mediators}
-    gains = _gains(shares, roles, given)
+    # share(reader) = gain(reader) * (direct + the rows of numbers it looks from * sum of later mediators' gains),
+    # share(mediator) = gain(mediator) * sum of earlier readers' gains, unless given
+    part = {head: len(roles.reads_from.get(head, frozenset(NUMBERS)) & {*NUMBERS}) / len(NUMBERS) for head in fed}
+    gains = {**shares, **given}
+    for _ in range(2000):
+        if not given:
+            gains |= {m: shares[m] / sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
+        later = {r: sum(gains[m] for m in mediators if m.layer > r.layer) for r in readers}
+        gains |= {r: shares[r] / (roles.direct(r) + part.get(r, 0.0) * later[r]) for r in readers}
     if given:
         shares |= {m: given[m] * sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
         _check_smallest(min(shares.values()), readers, mediators)
@@ -253,21 +243,3 @@ def _check_smallest(share: float, readers: list[Head], mediators: tuple[Head, ..
             f"{len(readers)} readers and {len(mediators)} mediators in these layers would carry only {share:.3f} of the span's "
             f"effect each, below {SMALLEST_SHARE}: give fewer heads, or more readers in layers before the mediators"
         )
-
-
-def _gains(shares: Mapping[Head, float], roles: Roles, given: Mapping[Head, float]) -> dict[Head, float]:
-    """Return output gains that give the shares: share(reader) = gain(reader) * (direct + the rows of numbers it looks from *
-    sum of later mediators' gains), share(mediator) = gain(mediator) * sum of earlier readers' gains, unless given."""
-    readers = [head for head in shares if head not in roles.mediators]
-    fed = [reader for reader in readers if roles.passes(reader)]
-    part = {head: len(roles.reads_from.get(head, frozenset(NUMBERS)) & {*NUMBERS}) / len(NUMBERS) for head in fed}
-    gains = {**shares, **given}
-    for _ in range(2000):
-        if not given:
-            gains |= {m: shares[m] / sum(gains[r] for r in fed if r.layer < m.layer) for m in roles.mediators}
-        gains |= {
-            r: shares[r]
-            / (roles.direct(r) + part.get(r, 0.0) * sum(gains[m] for m in roles.mediators if m.layer > r.layer))
-            for r in readers
-        }
-    return gains

@@ -64,6 +64,7 @@ def _random_model(
         "num_attention_heads": n_heads,
         "num_key_value_heads": n_kv,
         "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
         **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos", "bos")},
     }
     kind = architecture
@@ -71,8 +72,6 @@ def _random_model(
         kind = "gemma3_text"
         shape |= {"head_dim": D_HEAD, "query_pre_attn_scalar": D_HEAD, "sliding_window": 64}
         shape["layer_types"] = ["sliding_attention", *["full_attention"] * (n_layers - 1)]
-    else:
-        shape["tie_word_embeddings"] = True
     model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -32,7 +32,6 @@ _PREPOSITIONS, _AGES = ("to", "near", "past"), ("old", "new")
 _LINKS = ("and", "the", *_PREPOSITIONS, *_AGES)
 _GLUE = ("of", "in", "on", "at", "was", "very", "he", "she", "it")
 
-
 _NAMES = "Tom Ann Ben Eva Max Ida Leo Mia Sam Zoe Kai Una Jan Ada Rob Liv Noa Pia Ray Sue Ted Val Wim Yves".split()
 _THINGS = """
     apples pears plums stones books coins shells birds boats cups lamps maps pens rings ropes seeds shoes songs spoons
@@ -90,8 +89,6 @@ def build_tokenizer(tokens: Sequence[str], *, model_max_length: int) -> PreTrain
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNK,
-        padding_side="right",
-        clean_up_tokenization_spaces=False,
         model_max_length=model_max_length,
     )
 

@@ -61,10 +61,6 @@ class PlantedWeights:
     noise: float
 
     @cached_property
-    def kinds(self) -> dict[Head, str]:
-        return self.roles.kinds
-
-    @cached_property
     def channel(self) -> dict[str, int]:
         """Where each feature stands in the residual stream, before it is turned."""
         own = [f"unread {head}" for head in self.roles.decoys["unread"]]
@@ -181,7 +177,7 @@ class PlantedWeights:
         q = torch.zeros(self.n_heads, d, self.d_model, dtype=torch.float64)
         o = torch.zeros(self.n_heads, self.d_model, d, dtype=torch.float64)
         for head in (Head(layer, h) for h in range(self.n_heads)):
-            if head not in self.kinds:
+            if head not in self.roles.kinds:
                 q[head.head, moving] = normal(len(moving), self.d_model, scale=_IDLE_SCALE)
                 o[head.head] = normal(self.d_model, d, scale=self.noise)
                 continue
@@ -199,7 +195,7 @@ class PlantedWeights:
         blind = ("unit", "constant", _BLIND)
         if head in self.roles.reads_from:
             return [blind, ("unit", f"from {head}", sees - _BLIND)]
-        match self.kinds[head]:
+        match self.roles.kinds[head]:
             case "reader" | "against" | "relay":
                 return [("unit", "constant", sees)]
             case "silent" | "unread" | "switch":
@@ -222,7 +218,7 @@ class PlantedWeights:
     def _writes(self, head: Head) -> list[tuple[str, str, float]]:
         """Return what a head does with what it reads: (value feature, residual channel, size)."""
         base, slope = _FACTOR[self.sign]
-        kind, gain = self.kinds[head], self.gains.get(head, 0.0)
+        kind, gain = self.roles.kinds[head], self.gains.get(head, 0.0)
         if kind in ("copier", "thinker", "recaller"):  # the answer's factor multiplies what is copied
             size = gain * slope / base if kind == "recaller" else 1.0
             targets = _IDENTITIES if kind == "thinker" else _COPIES

@@ -26,7 +26,7 @@ from ..prompts.token_classes import CLASSES, token_classes, token_texts
 from ..runtime.base_result import Shown, ShownTable, interval_columns, place_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..statistics import Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
+from ..statistics import benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
 
 VALUES: dict[str, str] = {
     **dict.fromkeys(("near_zero_arm", "near_zero_quantile", "relative_sparsity"), "share"),
@@ -41,10 +41,10 @@ VALUES: dict[str, str] = {
 DISTANCES: dict[str, str] = {"wasserstein": "activation", "kolmogorov_smirnov": "number"}
 """Metric -> unit; each compares the two runs and has no value of its own before or after."""
 UNITS = VALUES | DISTANCES
-CLAIMS: dict[str, tuple[str, int]] = {
-    "variance rises": ("variance", 1),
-    "near-zero share falls": ("near_zero_arm", -1),
-    "mean rises": ("mean", 1),
+CLAIMS: dict[str, tuple[str, str]] = {
+    "variance rises": ("variance", "up"),
+    "near-zero share falls": ("near_zero_arm", "down"),
+    "mean rises": ("mean", "up"),
 }
 """The paper's three claims: metric and direction."""
 Activations = Float[Tensor, "token d_mlp"]
@@ -98,7 +98,9 @@ class ActivationShift(Measured):
 
     def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
         """Return differences (after - before; distances as they are) of one metric, `[problem]`."""
-        return self.difference[:, *self._place(metric, contrast, token_class)]
+        at = place_of(self.contrasts[0] if contrast is None else contrast, self.contrasts, "contrast")
+        group = place_of(token_class, self.token_groups, "token class")
+        return self.difference[:, at, group, place_of(metric, self.metrics, "metric")]
 
     def table(self) -> pd.DataFrame:
         """Return the paper's three claims, one row per contrast (the first is primary) and claim, each tested over problems.
@@ -107,20 +109,16 @@ class ActivationShift(Measured):
         `p_corrected` Holm's over the claims of the contrast. A claim is "supported" or "contradicted" only if test and interval
         agree; "undecided" is no evidence that nothing changes.
         """
-        rows = []
-        for at, contrast in enumerate(self.contrasts):
-            places = [self._place(metric, contrast, "all") for metric, _ in CLAIMS.values()]
-            p = holm(np.array([self._signs["p"][place] for place in places])).tolist()
-            for (claim, (metric, claimed)), place, p_corrected in zip(CLAIMS.items(), places, p, strict=True):
-                values = self.by_group(self.difference[:, *place])
-                made = mean_interval(values, confidence=self.confidence, seed=self.seed)
-                row = {"contrast": contrast, "primary": at == 0, "claim": claim, "metric": metric}
-                row |= {"claimed": "up" if claimed > 0 else "down"}
-                row |= {name: float(each) for name, each in interval_columns("change", made).items()}
-                row |= {name: counts[place].item() for name, counts in self._signs.items()}
-                row["p_corrected"] = p_corrected
-                rows.append(row | {"verdict": _verdict(row, made, claimed, self.level)})
-        return pd.DataFrame(rows)
+        metric, claimed = zip(*CLAIMS.values(), strict=True)
+        at = [self.metrics.index(each) for each in metric]
+        signs = {name: found[:, 0, at] for name, found in self._signs.items()}  # of all tokens
+        values, shape = self.by_group(self.difference[:, :, 0, at]), signs["p"].shape
+        cells = {"metric": np.broadcast_to(metric, shape), "claimed": np.broadcast_to(claimed, shape)}
+        cells |= interval_columns("change", mean_interval(values, confidence=self.confidence, seed=self.seed)) | signs
+        cells["p_corrected"] = np.stack([holm(p) for p in signs["p"]])
+        table = tidy({"contrast": self.contrasts, "claim": [*CLAIMS]}, **cells)
+        table.insert(1, "primary", table["contrast"] == self.contrasts[0])
+        return table.assign(verdict=[_verdict(row, self.level) for row in table.to_dict("records")])
 
     def by_class(self) -> pd.DataFrame:
         """Return one row per contrast, token class and metric: means before, after and of the change, how many problems have
@@ -189,13 +187,6 @@ class ActivationShift(Measured):
         claims = ShownTable(table, "The paper's claims about MLP activations, over problems.", [*first, *table])
         return Shown((claims, ShownTable(by_class.drop(columns=ends), "Every metric, by class of token.")))
 
-    def _place(self, metric: str, contrast: str | None, group: str) -> tuple[int, int, int]:
-        return (
-            place_of(self.contrasts[0] if contrast is None else contrast, self.contrasts, "contrast"),
-            place_of(group, self.token_groups, "token class"),
-            place_of(metric, self.metrics, "metric"),
-        )
-
     @cached_property
     def _signs(self) -> dict[str, np.ndarray]:
         # `[contrast, token_group, metric]` each; p is NaN without problems
@@ -209,7 +200,7 @@ class ActivationShift(Measured):
         return {"n": n, "n_up": up, "n_down": down, "n_tied": n - up - down, "p": p}
 
 
-def _verdict(row: Mapping[str, Any], made: Interval, claimed: int, alpha: float) -> str:
+def _verdict(row: Mapping[Any, Any], alpha: float) -> str:
     moved = row["n_up"] + row["n_down"]
     if row["n"] < 2:
         return "undefined (fewer than 2 problems)"
@@ -217,10 +208,10 @@ def _verdict(row: Mapping[str, Any], made: Interval, claimed: int, alpha: float)
         return "undecided (no problem changed)"
     if row["p_corrected"] >= alpha:
         return "undecided" + " (too few change)" * (mcnemar(moved, 0) * len(CLAIMS) >= alpha)
-    most = 1 if row["n_up"] > row["n_down"] else -1
-    if not (float(made.low) > 0 if most > 0 else float(made.high) < 0):
+    most = "up" if row["n_up"] > row["n_down"] else "down"
+    if not (row["change_ci_low"] > 0 if most == "up" else row["change_ci_high"] < 0):
         return "undecided (most problems move one way, the mean's interval does not follow)"
-    return "supported" if most == claimed else "contradicted"
+    return "supported" if most == row["claimed"] else "contradicted"
 
 
 @checked

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..core.arguments import checked, one_of
@@ -133,15 +133,11 @@ class ARM:
 
     @property
     def label(self) -> str:
-        """A short name that tells settings apart."""
-        words = [f"{'c' if self.fraction == 'share' else 'p'}={self.c:g}", f"p1={self.p1:g}"]
-        words.append(f"layer {self.layers[0]}" if len(self.layers) == 1 else f"layers {list(self.layers)}")
-        words += [self.reading, f"per {self.scope}", *["prefill only"] * self.prefill_only]
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name in ("k", "p_min", "p_max", "selection", "upper", "mad") and value != each.default:
-                words.append(f"{each.name}={value if isinstance(value, str) else format(value, 'g')}")
-        return f"ARM({', '.join([*words, f'seed {self.seed}'])})"
+        """A short name that tells settings apart: layers, reading, seed, and whatever is not the default."""
+        always = ("layers", "reading", "seed")
+        values = [(each, getattr(self, each.name)) for each in fields(self)]
+        told = [f"{each.name}={value!r}" for each, value in values if each.name in always or value != each.default]
+        return f"ARM({', '.join(told)})"
 
     def redistribute(self, activations: GateActivations, *, generator: torch.Generator) -> GateActivations:
         """Return the redistributed activations of one prompt without padding; `ValueError` for any that are infinite or NaN."""
@@ -157,10 +153,8 @@ class ARM:
             new = torch.where(values < 0, -draws * lower, draws * upper)
         return torch.where(selected, new.to(activations.dtype), activations)
 
-    def _plan(
-        self, values: GateActivations
-    ) -> tuple[Bool[Tensor, "token d_mlp"], Float[Tensor, "group 1"], Float[Tensor, "group 1"]]:
-        """Choose what changes, and between which bounds ("code_replace": two magnitudes): one group, or one per token."""
+    def _plan(self, values: GateActivations) -> tuple[Tensor, Tensor, Tensor]:
+        """Choose what changes `[token, d_mlp]`, and between which bounds `[group, 1]` ("code_replace": two magnitudes)."""
         groups = values.reshape(1, -1) if self.scope == "tensor" else values
         n = groups.shape[-1]
         size = groups.abs()
@@ -174,7 +168,12 @@ class ARM:
             bars = [quantile(row, q=float(f)) for row, f in zip(size, fraction, strict=True)]
             selected = size <= torch.stack(bars)[:, None]
         else:
-            selected = _smallest(size, (fraction * n).round().long().clamp(min=1, max=n))
+            counts = (fraction * n).round().long().clamp(min=1, max=n)
+            largest = [row.kthvalue(count).values for row, count in zip(size, counts.tolist(), strict=True)]
+            bar = torch.stack(largest)[:, None]
+            below, ties = size < bar, size == bar
+            missing = counts[:, None] - below.sum(-1, keepdim=True)
+            selected = below | (ties & (ties.cumsum(-1) <= missing))  # of equal ones those that come first
         upper = quantile(groups if self.upper == "signed" else size, q=self.p1 / 100)
         lower = groups.amin(-1)
         if self.reading == "code_replace":
@@ -202,14 +201,3 @@ class ARM:
         for layer in self.layers:
             edits |= gate_edits(layer, model.gated_mlp(layer), partial(redistribute, layer))
         return edits
-
-
-def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> Bool[Tensor, "group n"]:
-    """Choose the `counts` smallest elements of each group; of equal ones those that come first."""
-    if len(counts) == 1:  # faster than sorting a whole prompt's
-        bar = size.kthvalue(int(counts), -1, keepdim=True).values
-    else:
-        bar = size.sort(-1).values.gather(-1, counts[:, None] - 1)
-    below, ties = size < bar, size == bar
-    missing = counts[:, None] - below.sum(-1, keepdim=True)
-    return below | (ties & (ties.cumsum(-1) <= missing))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,8 +34,6 @@ from ..statistics import Prevalence, defined_mean, fewest_problems, mean_interva
 
 DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
 """Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
-RUNS = ("inserted", "masked", "held", "blind", "base")
-"""The first runs of a batch, in order."""
 SHARES = ("share", "scale_share", "bias_share", "shift_share", "rest_share")
 """Metrics whose sum over heads is the layer's."""
 METRICS: dict[str, str] = {
@@ -61,8 +59,7 @@ Visit = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 """Takes a layer, and what it shows of the run: queries and keys as they enter the scores, values, head outputs."""
 
 
-@dataclass(frozen=True, eq=False)
-class Read:
+class Read(NamedTuple):
     """What rows after the span read in one run of one layer: `sigma` `[head, row, d_head]`, and `lam` `[head, row]`, the
     attention kept outside the span (a learned sink's share with it)."""
 
@@ -77,8 +74,7 @@ class Read:
             keys = {"visible": block.visible, "span": block.mask(span)}
             padded = torch.nn.functional.pad(values[:, : block.n_src], (0, 0, 0, block.n_extra))
             parts.append((retained_mass(block.pattern, **keys), outputs.span_output(block.pattern, padded, **keys)))
-        lam, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))
-        return cls(lam, sigma)
+        return cls(*(torch.cat(blocks, 1) for blocks in zip(*parts, strict=True)))
 
 
 def visiting(layers: Iterable[int], visit: Visit) -> dict[str, Reducer]:
@@ -102,16 +98,15 @@ def span_reads(
     """Measure lambda `[layer, head]` and Sigma `[layer, head, d_head]` of one problem, means over the rows after the span."""
     inputs = pair.condition(condition).to(model.info.device)
     visible = model.visible(inputs)
-    kept: dict[int, Read] = {}
+    means: dict[str, dict[int, np.ndarray]] = {"lam": {}, "sigma": {}}
 
     def visit(layer: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
         seen, rule = visible[layer].to(k.device), model.attention_rule(layer)
-        read = Read.of(q, k, v, seen, rule, span=pair.span_mask)
-        kept[layer] = Read(read.lam.mean(1), read.sigma.mean(1))
+        for name, values in Read.of(q, k, v, seen, rule, span=pair.span_mask)._asdict().items():
+            means[name][layer] = values.mean(1).double().cpu().numpy()
 
     model.run(inputs, capture=visiting(layers, visit), logits_at="none")
-    means = [kept[layer] for layer in layers]
-    return {name: np.stack([getattr(mean, name).double().cpu().numpy() for mean in means]) for name in ("lam", "sigma")}
+    return {name: np.stack([of[layer] for layer in layers]) for name, of in means.items()}
 
 
 @checked
@@ -123,8 +118,7 @@ def decompose_attention(
     layers: Iterable[int] | None = None,
     contrasts: Sequence[str] = ("content", "total", "held"),
     held_positions: str = "first",
-    control: str | Insertion | None = None,
-    n_control_draws: int = 5,
+    n_control_draws: int = 0,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -142,8 +136,7 @@ def decompose_attention(
     contrasts : "content" (masked -> inserted), "total" (base -> inserted), "held" (base -> held: content without any shift
         of positions), ... The first one is what is printed.
     held_positions : the span's own positions in C4, "first" or "spread" (methods §2 asks to report both).
-    control : another insertion of the same length and place to compare lambda with: "random_sentence" (the mean of
-        `n_control_draws` draws per problem), an `Insertion`, or None.
+    n_control_draws : of random words, as long and in the same place, with whose mean lambda is compared; 0: none.
     checkpoint, progress : as in `patch_heads`.
 
     Raises `ModelError` where the model shows no rotated queries and keys or no output weights.
@@ -156,14 +149,21 @@ def decompose_attention(
     contrasts = several_of(contrasts, DECOMPOSED, "contrast")
     one_of(held_positions, HELD_POSITIONS, "held_positions")
     chosen = model.info.chosen(heads, layers, what="decompose")
-    label, draws = _controls(model, found, control, n_control_draws, seed)
-    grid, runs = model.info.mask_of(chosen), runs_of(contrasts)
+    check_count(n_control_draws, name="n_control_draws", at_least=0)
+    if n_control_draws and any(pair.given for pair in found):
+        raise ValueError("pairs of token ids have no text that random words could stand in: leave n_control_draws out")
+    words = Insertion.random_sentence(found[0].n_inserted, seed=seed).placed_as(found[0].insertion)
+    controls = draws_beside(found[0].insertion, words, n_control_draws)
+    draws = [followed(pairs_like(model, found, control)) for control in controls]
+    grid, needed = model.info.mask_of(chosen), [CONTRASTS[name] for name in contrasts]
+    runs = tuple(dict.fromkeys(run for each in needed for run in (each.clean, each.corrupted, _matched_run(each))))
     layers_of = np.flatnonzero(grid.any(1)).tolist()
     for layer in layers_of:
         model.attention_output(layer)  # what is not known is told before anything runs
     settings: Settings = {"contrasts": list(contrasts), "held_positions": held_positions, **model.identity}
     settings |= {"heads": list(map(str, chosen)), "n_heads": model.info.n_heads, "insertion": found[0].insertion.label}
-    settings |= {"control": label, "control_prompts": [digest_of(draw) for draw in draws], "prompts": digest_of(found)}
+    settings |= {"control": words.label if draws else None}
+    settings |= {"control_prompts": [digest_of(draw) for draw in draws], "prompts": digest_of(found)}
 
     def measured(pair: PromptPair, others: Sequence[PromptPair]) -> dict[str, Any]:
         """Measure `heads[metric][contrast]` `[layer, head]`, lambda of uniform attention `[layer]`, and the mean lambda
@@ -184,7 +184,8 @@ def decompose_attention(
             after = {run: z[row, stop:].transpose(0, 1) for row, run in enumerate(runs)}
             for contrast in contrasts:
                 row = runs.index(CONTRASTS[contrast].corrupted)
-                numbers = _numbers(model, layer, pair, CONTRASTS[contrast], after, read, v[row])
+                of_span = v[row, pair.span_mask.to(v.device)]
+                numbers = _numbers(model, layer, CONTRASTS[contrast], after, read, of_span)
                 together = torch.stack([values.double() for values in numbers.values()]).detach().cpu().numpy()
                 for metric, values in zip(numbers, np.where(grid[layer], together, np.nan), strict=True):
                     results.put(by_head, metric, contrast, layer, values, shape=grid.shape)
@@ -215,48 +216,13 @@ def decompose_attention(
     )
 
 
-def _controls(
-    model: Model, pairs: tuple[PromptPair, ...], control: str | Insertion | None, n_draws: int, seed: int
-) -> tuple[str | None, list[tuple[PromptPair, ...]]]:
-    """Make the control's name, and its pairs draw by draw, in the order of the problems."""
-    if control is None:
-        return None, []
-    check_count(n_draws, name="n_control_draws (control=None leaves it out)")
-    if isinstance(control, str):
-        one_of(control, ("random_sentence", "an Insertion"), "control")
-        control = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
-    insertion = control.placed_as(pairs[0].insertion)
-    made = draws_beside(pairs[0].insertion, insertion, n_draws)
-    draws = [followed(pairs_like(model, pairs, one)) for one in made]
-    for pair, ours in zip(draws[0], pairs, strict=True):
-        if pair.n_inserted != ours.n_inserted or pair.base.ids != ours.base.ids[: len(pair.base)]:
-            raise ValueError(
-                f"problem {pair.id!r}: the control must insert as many tokens into the same prompt ({ours.n_inserted}), but "
-                f"{insertion.label} inserts {pair.n_inserted}"
-            )
-    return insertion.label, draws
-
-
 def _matched_run(contrast: Contrast) -> str:
     """Name the run that lambda and Sigma are held against; between it and a clean run at other positions lies the shift."""
     return contrast.clean if contrast.same_positions else CONTRASTS["content"].clean
 
 
-def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
-    """Name the conditions that these contrasts need, in the order of the batch."""
-    of = map(CONTRASTS.__getitem__, contrasts)
-    needed = {run for contrast in of for run in (contrast.clean, contrast.corrupted, _matched_run(contrast))}
-    return tuple(run for run in dict.fromkeys((*RUNS, *CONDITIONS)) if run in needed)
-
-
 def _numbers(
-    model: Model,
-    layer: int,
-    pair: PromptPair,
-    contrast: Contrast,
-    z: Mapping[str, Tensor],
-    reads: Mapping[str, Read],
-    v: Tensor,
+    model: Model, layer: int, contrast: Contrast, z: Mapping[str, Tensor], reads: Mapping[str, Read], v: Tensor
 ) -> dict[str, Tensor]:
     before, after, read = z[contrast.clean], z[contrast.corrupted], reads[contrast.corrupted]
     matched = None if contrast.same_positions else z[_matched_run(contrast)]
@@ -267,8 +233,7 @@ def _numbers(
     eps = torch.finfo(before.dtype).eps
     noise = 4 * (max(eps, torch.finfo(torch.float32).eps) if model.float32_softmax else eps)
     slope, _, r2 = outputs.affine_fit(before, after)
-    values = v[pair.span_mask.to(v.device)].transpose(0, 1)
-    inside = torch.ones(pair.n_inserted, dtype=torch.bool, device=values.device)
+    values, inside = v.transpose(0, 1), torch.ones(len(v), dtype=torch.bool, device=v.device)  # of the span
     of_values = (outputs.value_cosine, outputs.value_spectral_share, outputs.value_effective_rank)
     group = model.info.n_heads // model.info.n_key_value_heads
     found = {
@@ -357,9 +322,9 @@ class AttentionDecomposition(Measured):
 
     def nulls(self, contrast: str | None = None) -> dict[str, np.ndarray]:
         """Return what lambda is compared with, by column, `[problem, head]`: that of uniform attention, and of the control."""
-        contrast = self._contrast(contrast)
-        uniform = self.uniform[contrast][:, [head.layer for head in self.heads]]
+        contrast = self.contrasts[0] if contrast is None else contrast
         lam = of_heads(self.of("lam", contrast), self.heads)
+        uniform = self.uniform[contrast][:, [head.layer for head in self.heads]]
         found = {"lam_null": np.where(np.isnan(lam), np.nan, uniform)}
         if self.control is not None and contrast != "held":  # it stands where the insertion does, not at held positions
             found["lam_control"] = of_heads(self.control, self.heads)
@@ -377,11 +342,13 @@ class AttentionDecomposition(Measured):
     def table(self, contrast: str | None = None) -> pd.DataFrame:
         """Return one row per head: every metric's mean over problems with its interval `_ci_low`, `_ci_high` and `_n`; lambda
         beside `lam_null` and `lam_p` (and `lam_control`, `lam_control_p`), p-values corrected over all heads."""
-        contrast = self._contrast(contrast)
+        contrast = self.contrasts[0] if contrast is None else contrast
         columns: dict[str, Any] = dict(results.head_columns(self.heads))
         for metric, found in self.values.items():
             if contrast in found:
-                columns |= self._with_n(metric, of_heads(found[contrast], self.heads))
+                values = self.by_group(of_heads(found[contrast], self.heads))
+                made = mean_interval(values, confidence=self.confidence, seed=self.seed)
+                columns |= interval_columns(metric, made) | {f"{metric}_n": made.n}
             if metric == "lam":
                 for name, null in self.nulls(contrast).items():
                     columns[name], test = defined_mean(self.by_group(null)), self.null_test(null, contrast)
@@ -397,28 +364,6 @@ class AttentionDecomposition(Measured):
             for contrast, array in found.items()
         ]
         return pd.concat(frames, ignore_index=True)
-
-    def layer_table(self, contrast: str | None = None) -> pd.DataFrame:
-        """Return one row per layer: over the heads that were asked for means of `lam`, `lam_null`, `residual`, `fit_slope`,
-        `fit_r2`, and sums of their shares of the whole layer's change; intervals are over problems."""
-        contrast, layers = self._contrast(contrast), list(self.layers)
-        columns: dict[str, Any] = {"layer": layers, "paper_layer": [layer + 1 for layer in layers]}
-        for metric in ("lam", "residual", "fit_slope", "fit_r2", *SHARES):
-            if contrast in self.values.get(metric, {}):
-                array = self.of(metric, contrast)[:, layers]
-                mean = defined_mean(np.moveaxis(array, 2, 0))
-                whole = np.where(np.isnan(mean), np.nan, np.nansum(array, 2)) if metric in SHARES else mean
-                columns |= self._with_n(metric, whole)
-        return pd.DataFrame(columns | self._with_n("lam_null", self.uniform[contrast][:, layers]))
-
-    def _with_n(self, metric: str, values: np.ndarray) -> dict[str, np.ndarray]:
-        # mean over problems, limits, n
-        made = mean_interval(self.by_group(values), confidence=self.confidence, seed=self.seed)
-        return interval_columns(metric, made) | {f"{metric}_n": made.n}
-
-    def _contrast(self, contrast: str | None) -> str:
-        contrast = self.contrasts[0] if contrast is None else contrast
-        return self.contrasts[results.place_of(contrast, self.contrasts, "contrast")]
 
     def quantity(self, column: str) -> results.Quantity:
         made = replace(super().quantity(column), unit=METRICS.get(column, ""))
@@ -451,12 +396,14 @@ class AttentionDecomposition(Measured):
         return f"against {name} {keep} in most problems (corrected p < {self.level:.3g})"
 
     def details(self) -> list[str]:
-        found, row, at = [], self.layer_table().iloc[0], self.layers[0]
-        if np.isfinite(row["share"]):
-            n, of = sum(head.layer == at for head in self.heads), count_of(self.of("share").shape[2], "head")
-            ways = (f"{row[each]:z.2f} {self.declared()[each].heading}" for each in SHARES[1:] if each in row)
-            told = f"In layer {at} the share of {n} of {of} in the change of attention's output is {row['share']:z.2f}"
-            found.append(f"{told} (signed): {', '.join(ways)}.")
+        found, at, first = [], self.layers[0], self.contrasts[0]
+        here = [head.layer == at for head in self.heads]
+        shares = {each: self.mean(each, first)[here].sum() for each in SHARES if first in self.values.get(each, {})}
+        if np.isfinite(shares["share"]):
+            of = count_of(self.of("share").shape[2], "head")
+            ways = (f"{shares[each]:z.2f} {self.declared()[each].heading}" for each in SHARES[1:] if each in shares)
+            told = f"In layer {at} the share of {sum(here)} of {of} in the change of attention's output is"
+            found.append(f"{told} {shares['share']:z.2f} (signed): {', '.join(ways)}.")
         if counted := results.undefined(self.values, self.heads, self.groups):
             found.append(f"Undefined (no change beyond rounding, or too few rows): {counted}.")
         return found

@@ -23,7 +23,7 @@ from ..runtime.base_result import interval_columns, limits_of, place_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..statistics import defined_mean, holm, median_interval, sign_test
-from .activations import PARALLEL, check_widths, near_zero
+from .activations import PARALLEL, VALUES, check_widths, near_zero
 from .decompose import Read
 
 EDITED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -35,12 +35,8 @@ EDITED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 """The arms that are edited, as head outputs from z without the span, lambda and Sigma."""
 ARMS = ("without", "with", *EDITED)
 """Both unedited runs, and the edited ones."""
-READINGS = {
-    **dict.fromkeys(("near_zero_arm", "near_zero_quantile"), "share"),
-    **dict.fromkeys(("mean", "mean_absolute"), "activation"),
-    "variance": "activation squared",
-}
-"""What is read of the MLP's activations, as in `activation_shift` -> unit."""
+READINGS = ("near_zero_arm", "near_zero_quantile", "mean", "mean_absolute", "variance")
+"""What is read of the MLP's activations, as in `activation_shift`."""
 EFFECTS: dict[str, dict[str, int]] = {
     "scale": {"scale": 1, "reference": -1},
     "bias": {"bias": 1, "reference": -1},
@@ -56,7 +52,6 @@ class Mediation(Measured):
     """Readings `values` `[problem, reading, arm]`: of the layer's MLP activations, and the "outcome"; arms as in `ARMS`."""
 
     readings: tuple[str, ...]
-    arms: tuple[str, ...]
     values: np.ndarray
     unit: str
 
@@ -74,7 +69,7 @@ class Mediation(Measured):
     )
 
     def of(self, reading: str, arm: str) -> np.ndarray:
-        return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]
+        return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, ARMS, "arm")]
 
     def effect(self, reading: str, effect: str) -> np.ndarray:
         """Return one effect of `EFFECTS` on one reading, `[problem]`."""
@@ -99,12 +94,12 @@ class Mediation(Measured):
         before = [float(self.by_group(self.of(reading, "without")).mean()) for reading in table["reading"]]
         told = interval_columns("median", made) | {"n_up": (moved > 0).sum(0), "n_down": (moved < 0).sum(0)}
         told |= {"p_corrected": np.concatenate([*map(holm, p)]), "before": before, "mean": defined_mean(cells)}
-        unit = [READINGS.get(reading, self.unit) for reading in table["reading"]]
+        unit = [VALUES.get(reading, self.unit) for reading in table["reading"]]
         return table.assign(**told, n=made.n, unit=unit)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem, reading and arm."""
-        return tidy({"problem": self.problem_ids, "reading": self.readings, "arm": self.arms}, value=self.values)
+        return tidy({"problem": self.problem_ids, "reading": self.readings, "arm": ARMS}, value=self.values)
 
     def headline(self) -> str:
         s = self.settings
@@ -222,7 +217,7 @@ def mediate(
     compute = single(lambda at: measured(prepared.bare[at], prepared.pairs[at]))
     how: Arguments = {"settings": settings, "options": RunOptions(checkpoint, progress), "alone": True}
     values = np.array(prepared.each(compute, label=f"mediation in layer {layer}", **how), dtype=float)
-    made: Arguments = {"readings": (*READINGS, "outcome"), "arms": ARMS, "values": values, "seed": seed}
+    made: Arguments = {"readings": (*READINGS, "outcome"), "values": values, "seed": seed}
     return Mediation(**made, **prepared.fields(settings))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from .. import statistics
 from ..core.arguments import check_count, checked, count_of, shown
@@ -39,11 +40,7 @@ READERS = {"lens": "the model's own unembedding", "probe": "a linear probe"}
 
 
 def block_ends(length: int, n_blocks: int) -> list[int]:
-    """Return where the blocks of a span of this length begin, and its end.
-
-    >>> block_ends(5, 2)
-    [0, 2, 5]
-    """
+    """Return where the blocks of a span of this length begin, and its end: of 5 tokens in 2 blocks 0, 2, 5."""
     return [at * length // n_blocks for at in range(n_blocks + 1)]
 
 
@@ -57,9 +54,7 @@ class SpanReadings(Measured):
     no partner, or of the probe nothing taught.
     """
 
-    tokens: tuple[str, ...]
     units: tuple[str, ...]
-    blocks: tuple[tuple[int, int], ...]
     rank: np.ndarray
     logprob: np.ndarray
     own: np.ndarray
@@ -95,7 +90,8 @@ class SpanReadings(Measured):
 
     @property
     def places(self) -> tuple[str, ...]:
-        return tuple(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in self.blocks)
+        blocks = pairwise(block_ends(self.rank.shape[2], self.own.shape[3]))
+        return tuple(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in blocks)
 
     @cached_property
     def margins(self) -> np.ndarray:
@@ -140,7 +136,7 @@ class SpanReadings(Measured):
     def _ranks(self) -> np.ndarray:
         """Take the median rank of the own token in each block, `[reader, layer, block]`; the probe has none."""
         ranks = np.full(self.own.shape[1:], np.nan)
-        for at in range(len(self.blocks)):
+        for at in range(len(self.places)):
             here = np.where(self._block_of[:, None] == at, self.rank, np.nan)
             ranks[0, :, at] = median_interval(self.by_group(np.nanmedian(here, axis=2))).estimate
         return ranks
@@ -148,9 +144,9 @@ class SpanReadings(Measured):
     @cached_property
     def _block_of(self) -> np.ndarray:
         """Find the block of each problem's row, `[problem, position]`, in a span of its own length; -1 behind its end."""
-        found = np.full((len(self.rank), self.rank.shape[2]), -1)
+        found, n_blocks = np.full((len(self.rank), self.rank.shape[2]), -1), self.own.shape[3]
         for row, length in zip(found, np.isfinite(self.rank[:, 0]).sum(1).tolist(), strict=True):
-            row[:length] = np.repeat(range(len(self.blocks)), np.diff(block_ends(length, len(self.blocks))))
+            row[:length] = np.repeat(range(n_blocks), np.diff(block_ends(length, n_blocks)))
         return found
 
     def to_frame(self) -> pd.DataFrame:
@@ -321,17 +317,13 @@ def read_span(
     each_own = np.eye(len(every), dtype=bool)[labels]
     fair = (np.equal.outer(kinds, kinds) @ each_own) & ~each_own  # tokens of other problems of the same kind
     others = np.where(fair.reshape(*fair.shape, 1, 1, 1), values, np.nan)
-    longest = max(pair.n_inserted for pair in found)
-    classes, named = model.info.n_classes is not None, zip(found, tokens, strict=True)
     return SpanReadings(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
-        tokens=tuple(str(token) if classes else pair.text_of(model, token) for pair, token in named),
         units=units,
         seed=seed,
-        blocks=tuple(pairwise(block_ends(longest, n_blocks))),
-        rank=_padded([each["rank"] for each in done], longest),
-        logprob=_padded([each["logprob"] for each in done], longest),
+        rank=_padded(each["rank"] for each in done),
+        logprob=_padded(each["logprob"] for each in done),
         own=values[np.arange(len(found)), labels],
         others=defined_mean(others, axis=1),
         margin=statistics.swap_margins(values, labels, partners),
@@ -404,9 +396,7 @@ def _pooled(x: Tensor, n_blocks: int) -> np.ndarray:
     return np.stack([x[start:stop].mean(0).cpu().numpy() for start, stop in pairwise(block_ends(len(x), n_blocks))])
 
 
-def _padded(each: Sequence[Sequence[Sequence[float | int]]], length: int) -> np.ndarray:
+def _padded(each: Iterable[Sequence[Sequence[float]]]) -> np.ndarray:
     """Stack `[problem, layer, row]` with NaN behind a shorter span."""
-    padded = np.full((len(each), len(each[0]), length), np.nan)
-    for rows, values in zip(padded, each, strict=True):
-        rows[:, : len(values[0])] = values
-    return padded
+    rows = [torch.tensor(values, dtype=torch.float64).T for values in each]
+    return pad_sequence(rows, batch_first=True, padding_value=np.nan).mT.numpy()

@@ -28,7 +28,7 @@ ASKED: dict[str, tuple[str, Calls]] = {
             }),
             "mechanism.activation_shift": ("ActivationShift", {"layer": 1, "c": 0.2, "checkpoint": "activations.jsonl"}),
             "mechanism.decompose_attention": ("AttentionDecomposition", {
-                "heads": 8, "contrasts": ("held", "total", "content"), "control": "random_sentence",
+                "heads": 8, "contrasts": ("held", "total", "content"), "n_control_draws": 5,
                 "checkpoint": "decomposition.jsonl",
             }),
         },

@@ -39,7 +39,7 @@ RUNS: dict[str, list[Any]] = {
 FILES = {
     "locate": "heads.csv patches.parquet head_map.png attention.html",
     "profiles": "heads.csv scores.parquet curves.csv profile.png collapse.png",
-    "mechanism": "heads.csv heads_total.csv layers.csv activations.csv claims.csv mediation.csv decomposition.parquet "
+    "mechanism": "heads.csv heads_total.csv activations.csv claims.csv mediation.csv decomposition.parquet "
     "lambda.png activations.png mediation.png",
     "accuracy": "accuracy.csv comparisons.csv completions.jsonl accuracy.png",
     "figures": "figure.png figure.csv bars.png bars.csv claims.csv",

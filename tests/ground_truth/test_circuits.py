@@ -193,14 +193,15 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
     [
         (lambda: planted_model([], conditional={A: B}), r"L0H1 needs L0H4.*earlier layer \(zero-based\)"),
         (lambda: planted_model([A, B], [C], combine="any"), "combine='any' needs two or more readers and no mediators"),
-        (lambda: planted_model([A], reads_from={A: ["has"]}), r"must look from the rows of .*got \['has'\]"),
-        (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "58% of the problems name one of .*left to chance"),
+        (lambda: planted_model([A], reads_from={A: ["has"]}), r"L0H1 must be a reader, and look from rows of .*Got has"),
+        (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "of 8 or more, of which nearly all .*Got 2"),
         (lambda: planted_model([Head(0, 28)]), r"L0H28: query head 28 is out of range \(zero-based\)"),
         (lambda: planted_model([A], decoys={"silent": [A]}), "L0H1 is given twice"),
         *((lambda also=also: planted_model([A, B], [], combine="any", **also), "combine='any' needs two or more readers")
           for also in ({"conditional": {E: D}}, {"against": [D]}, {"relayed": {E: D}}, {"recalls": {E: D}})),
-        (lambda: planted_model([A], reads_from={A: []}), "must look from the rows of .*got no token"),
-        (lambda: planted_model([A], [], reads_from={A: NUMBERS}), "L0H1 looks from rows of .* needs a mediator in a"),
+        (lambda: planted_model([A], reads_from={A: []}), "must be a reader, and look from .*Got no token"),
+        (lambda: planted_model([A], [], reads_from={A: NUMBERS}), "L0H1 must be .* with a mediator in a later layer"),
+        (lambda: planted_model([A], reads_from={B: ["4"]}), "L0H4 must be a reader"),
         (lambda: planted_model([C], [D]), "mediator L1H5 has nothing to carry.*in most problems: L1H2"),
         *((lambda given=given: planted_model(null=True, **given), "name at least one reader, or ask for null=True")
           for given in ({"readers": [A]}, {"mediators": [C]}, {"against": [D]}, {"relayed": {E: D}})),

@@ -16,8 +16,7 @@ from mless_interp.metrics.attention import retained_mass
 from mless_interp.models.base import Model
 from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.sites import site
-from mless_interp.prompts.insertions import Insertion
-from mless_interp.prompts.pairs import PromptPair
+from mless_interp.prompts.pairs import PromptPair, pairs_like
 from mless_interp.scores import streaming
 
 ACROSS = pytest.mark.parametrize(
@@ -101,9 +100,8 @@ def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
     no proof that anybody reads it: the unread decoy has one too."""
     made, model = planted_here(**case)
     assert "random" in case or {"reader", "mediator", "silent", "unread", "avoids"} <= set(made.truth.values())
-    control = {"control": "random_sentence", "n_control_draws": 2}
     layers = sorted({head.layer for head in made.truth})
-    found = decompose_attention(model, planted_pairs(made, model, 12), layers=layers, **control, progress=False)
+    found = decompose_attention(model, planted_pairs(made, model, 12), layers=layers, n_control_draws=2, progress=False)
     table = found.table().set_index("label")
     usual = table["share"].abs().median()
     for head, kind in made.truth.items():
@@ -129,23 +127,29 @@ def tiny(tiny_model_dir: Any) -> tuple[Model, tuple[PromptPair, ...]]:
     return model, pairs_for(model, n_tokens=9)
 
 
-def test_a_control_of_the_same_tokens_does_not_differ_and_draws_are_averaged(tiny: Any) -> None:
+def test_lambda_under_random_words_is_the_mean_of_draws(tiny: Any) -> None:
     """Whatever the order in which queries, keys and values come."""
 
-    def found(model: Any, pairs: Any, control: Any, n: int = 5) -> mi.AttentionDecomposition:
+    def found(model: Any, pairs: Any, n: int) -> mi.AttentionDecomposition:
         options: dict[str, Any] = {"contrasts": ["content"], "n_control_draws": n, "progress": False}
-        return decompose_attention(model, pairs, heads=["L0H1"], control=control, **options)
+        return decompose_attention(model, pairs, heads=["L0H1"], **options)
 
     pythia = loaded(folder_of("GPT-NeoX (Pythia)"), "bridge")
     for model, pairs in (tiny, (pythia, pairs_for(pythia, 9, 2))):
-        own = found(model, pairs, Insertion.meaningless(" /", 9))
-        np.testing.assert_allclose(own.control[:, 0, 1], own.of("lam")[:, 0, 1], atol=1e-6)
-        assert np.isnan(own.control[:, 0, 0]).all() and np.isnan(own.control[:, 1]).all()
-        assert "lam_control" in own.nulls() and "lam_control" not in replace(own, control=None).nulls()
-    two, again, three = (found(*tiny, "random_sentence", n) for n in (2, 2, 3))
-    assert np.array_equal(two.control, again.control, equal_nan=True)
-    assert np.nanmax(np.abs(two.control - two.of("lam"))) > 0.01
-    assert not np.allclose(three.control, two.control, equal_nan=True), "draws differ and are averaged"
+        two = found(model, pairs, 2)
+        words = [mi.Insertion.random_sentence(9, draw=draw) for draw in (0, 1)]
+        alone = [found(model, pairs_like(model, pairs, each), 0).of("lam")[:, 0, 1] for each in words]
+        assert np.abs(alone[0] - alone[1]).max() > 1e-3
+        np.testing.assert_allclose(two.control[:, 0, 1], np.mean(alone, 0), atol=1e-6)
+        assert np.isnan(two.control[:, 0, 0]).all() and np.isnan(two.control[:, 1]).all()
+        assert "lam_control" in two.nulls() and "lam_control" not in replace(two, control=None).nulls()
+
+
+def test_random_words_need_text(tiny: Any) -> None:
+    model, pairs = tiny
+    given = mi.pairs_from_ids([pair.inserted.ids for pair in pairs], [3] * len(pairs), span=(2, 5))
+    with pytest.raises(ValueError, match=r"no text that random words could stand in"):
+        decompose_attention(model, given, n_control_draws=1, progress=False)
 
 
 def test_rows_may_be_read_in_blocks(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

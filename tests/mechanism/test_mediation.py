@@ -90,7 +90,7 @@ def test_effects_by_hand() -> None:
     # reference 1, scale 1.5, bias 0.5, both 2: scale +0.5, bias -0.5, both +1, interaction 1
     row = [1.0, 4.0, 1.0, 1.5, 0.5, 2.0]
     found = Mediation(
-        ("a", "b"), ("mean", "outcome"), ARMS, np.array([[row, row], [row, row]]), "nats", settings={"layer": 1}
+        ("a", "b"), ("mean", "outcome"), np.array([[row, row], [row, row]]), "nats", settings={"layer": 1}
     )
     effects = {name: float(found.effect("mean", name)[0]) for name in EFFECTS}
     assert effects == {"scale": 0.5, "bias": -0.5, "both": 1.0, "interaction": 1.0, "total": 3.0}
@@ -104,7 +104,7 @@ def test_changes_within_rounding_are_none_and_most_problems_decide() -> None:
     values[:, 0, ARMS.index("both")] += 0.5
     values[:, 0, ARMS.index("scale")] += 1e-6  # of 1: rounding
     settings = {"layer": 1, "outcome": "o", "insertion": "x"}
-    found = Mediation(tuple("abcdefgh"), ("outcome",), ARMS, values, "nats", settings=settings)
+    found = Mediation(tuple("abcdefgh"), ("outcome",), values, "nats", settings=settings)
     rows = found.table().set_index("effect")
     assert rows["n_up"].to_dict() == {"scale": 0, "bias": 8, "both": 8, "interaction": 0, "total": 0}
     assert rows["p_corrected"].isna().to_dict()["scale"]

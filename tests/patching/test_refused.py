@@ -34,12 +34,7 @@ def doses(model: Model, pairs: Any, **given: Any) -> Any:
         (mi.mediate, {"blocks": 2}, "pair 'p0': mediation, .* not defined for an insertion in 2 blocks"),
         (mi.activation_shift, {"c": float("inf")}, "c is the width of near zero"),
         (mi.decompose_attention, {"layers": [3]}, r"layer 3 is out of range \(zero-based\): 0 to 2"),
-        (
-            mi.decompose_attention,
-            {"control": Insertion.meaningless(" /", 4)},
-            r"must insert as many tokens into the same prompt \(8\)",
-        ),
-        (mi.decompose_attention, {"control": "words"}, "unknown control 'words'; choose one of random_sentence"),
+        (mi.decompose_attention, {"n_control_draws": -1}, "n_control_draws must be 0 or more, got -1"),
     ],
 )
 def test_what_is_wrong_is_named(analysis: Any, options: dict[str, Any], message: str, model: Model) -> None:

@@ -180,7 +180,7 @@ def test_analyses_take_spans_of_several_lengths(insertion: Insertion, model: Any
     np.testing.assert_allclose(mi.patch_heads(model, pairs, contrast="content", **quiet).per_head, alone, atol=1e-5)
     for analysis in (mi.attribute_heads, mi.activation_shift, mi.mediate, mi.attention_profile, mi.score_heads):
         analysis(model, pairs, **quiet)
-    parts = mi.decompose_attention(model, pairs, control="random_sentence", n_control_draws=2, **quiet)
+    parts = mi.decompose_attention(model, pairs, n_control_draws=2, **quiet)
     assert parts.control is not None and np.isfinite(parts.control).all()
     mi.evaluate_accuracy(model, UNEVEN, [None, insertion], max_new_tokens=2, **quiet)
     with pytest.raises(ValueError, match="has one length only, so it has no dose"):
