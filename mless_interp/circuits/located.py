@@ -17,7 +17,7 @@ from ..patching.prepared import Measured
 from ..patching.sweep import PatchScores
 from ..runtime import base_result as results
 from ..runtime.base_result import Quantity, Result, Shown, ShownTable, counted
-from ..runtime.columns import Column, columns_of, says
+from ..runtime.columns import Column, columns_of
 from ..statistics import SENSES, holm
 from . import judge as rules
 from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
@@ -86,8 +86,8 @@ class Verdicts(Measured):
         shift_effect | under the gap alone | | the head's effect where positions are shifted and nothing is inserted
         exceeds_random | > random words in | of exceeds_random_n | problems in which random words of the same length do less
         exceeds_mass | > same attention in | of exceeds_mass_n | problems in which as much attention elsewhere does less
-        exceeds_random_n | of | | problems where random words were tried
-        exceeds_mass_n | of | | problems where as much attention elsewhere can be removed
+        exceeds_random_n | with random words | | problems where random words were tried
+        exceeds_mass_n | with attention elsewhere | | problems where as much attention elsewhere can be removed
         p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems
     """),
     )
@@ -163,8 +163,8 @@ class Confirmation(Verdicts):
     within: tuple[InStratum, ...] = ()
 
     reported = _reported(
-        "label layer head claimed sense confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n "
-        "removed_p added_p exceeds_random exceeds_random_n p_specific"
+        "label layer head claimed strata confirmed_strata removed_share removed_k added_k n p_corrected confirmed "
+        "exceeds_random exceeds_random_n p_specific kind sense"
     )
 
     @property
@@ -272,9 +272,7 @@ class Confirmation(Verdicts):
         return Shown(tuple(tables))
 
     def printed(self) -> pd.DataFrame:
-        share = "removed_share removed_share_ci_low removed_share_ci_high"
-        names = f"label claimed strata confirmed_strata {share} removed_k added_k n p_corrected confirmed"
-        return _known(self.table(), f"{names} exceeds_random exceeds_random_n p_specific", verdict="claimed")
+        return super().printed().drop(columns=["kind", "sense"]).assign(claimed=in_words(self.table(), "claimed"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -298,8 +296,8 @@ class LocatedHeads(Verdicts):
     picture = "forest"
     drawn = ("removed_share", "removed_median")
     reported = _reported(
-        "label layer head kind strata sense confirmed removed_share removed_k added_share added_k n removed_p added_p "
-        "exceeds_random exceeds_random_n"
+        "label layer head kind strata removed_share removed_k added_k n removed_p exceeds_random exceeds_random_n "
+        "confirmed sense added_share added_p"
     )
 
     @property
@@ -466,9 +464,8 @@ class LocatedHeads(Verdicts):
     def printed(self) -> pd.DataFrame:
         if self.confirmation is not None:
             return self.confirmation.printed()
-        names = "label kind strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
-        names += " added_k n removed_p exceeds_random exceeds_random_n"
-        return _known(self.table().head(len(self.found) or 3 * self.established), names, verdict="kind")
+        table = super().printed().drop(columns="sense", errors="ignore").assign(kind=in_words(self.table(), "kind"))
+        return table.head(len(self.found) or 3 * self.established)
 
     def shown(self) -> Shown:
         made = self.confirmation
@@ -496,25 +493,11 @@ def by_kind(found: Mapping[Head, str], at_most: int = 6) -> str:
 
 def _on_a_page(found: Result, caption: str) -> ShownTable:
     """Return its table, of which a page shows the columns that are reported."""
-    table = found.table()
-    some = _not_empty(table)
-    columns = [name for name in found.reported if name in some and name not in ("layer", "head")]
-    return ShownTable(table, caption, columns)
+    columns = found.summary().columns.drop(["layer", "head"])
+    return ShownTable(found.table(), caption, [name for name in found.reported if name in columns])
 
 
 def in_words(table: pd.DataFrame, verdict: str) -> pd.Series:
     """Return the verdicts, with the sense of those that go against the effect."""
     against = (table["sense"] == "against") & (table[verdict] != "specialist")  # whose strata say it
     return table[verdict].mask(against, table[verdict] + ", against")
-
-
-def _known(table: pd.DataFrame, names: str, verdict: str) -> pd.DataFrame:
-    """Return those of the columns that are not empty; a verdict also says that its head acts against the effect."""
-    return _not_empty(table.assign(**{verdict: in_words(table, verdict)}).reindex(columns=names.split()))
-
-
-def _not_empty(table: pd.DataFrame) -> pd.DataFrame:
-    """Return it without empty columns, and without the size of a sample in which nothing was counted."""
-    some = table[[name for name in table if says(table[name])]]
-    counts = {"n": "removed_k", "exceeds_random_n": "exceeds_random"}
-    return some.drop(columns=[size for size, count in counts.items() if size in some and count not in some])
