@@ -229,7 +229,7 @@ class Engine:
             rows, keys = self.runs.cut(self.sweep.contrast)
             state_of = partial(LayerState.of, self.model, layer=layer, span=keys, rows=rows)
             source = state_of(self.donor) if intervention.needs_donor else None
-            state = state_of(self.receiving, donor=source, names=[pair.id for pair in self.runs.pairs])
+            state = replace(state_of(self.receiving), donor=source, names=tuple(pair.id for pair in self.runs.pairs))
             return intervention.edited(state)[:, self.here.to(z.device)]
 
         return self.kept("z", layer, made)
