@@ -89,7 +89,7 @@ def present(kept: Kept) -> Presented:
     circuit = kept.results["Circuit"]
     parts, graphs = circuit.parts().items(), ("edges", "sufficient")
     # of edges none where there are none, which the part's answer says
-    pictures = {name: part.plot() for name, part in parts if name not in graphs or not part.why_none()}
+    pictures = {name: part.plot() for name, part in parts if name not in graphs or part.found}
     files: dict[str, object] = {f"{name}.png": picture for name, picture in pictures.items()}
     files |= {f"{name}.csv": part.table() for name, part in parts}
     if (located := circuit.located) is not None:
