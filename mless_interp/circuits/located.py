@@ -237,18 +237,14 @@ class Confirmation(Verdicts):
 
     def headline(self) -> str:
         s, effect = self.settings, self.judged.effect
-        whole = effect.headline(s.get("insertion"), s.get("outcome"), self.unit)
-        if not effect.established:
-            return f"{whole}, in the direction claimed, so no head is confirmed."
-        sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
-        return f"{whole}; confirmed: {listed(sure) or 'none'}" + (f"; not confirmed: {listed(lost)}." if lost else ".")
+        return f"{effect.headline(s.get('insertion'), s.get('outcome'), self.unit)}; {self.in_short()}."
 
     def in_short(self) -> str:
         """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
         sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
         fresh, failed = counted(self.n_groups, self.groups, "fresh "), f" ({listed(lost)} not)" * bool(sure and lost)
         if not self.established:
-            return f"on {fresh} no such effect is established, so none is confirmed"
+            return f"on {fresh} no effect of the claimed direction is established, so none is confirmed"
         named = "all" if len(sure) == len(self.heads) > 1 else listed(sure) or "none"
         told = f"on {fresh} {named} {'is' if len(sure) < 2 else 'are'} confirmed{failed}"
         if not sure or "random_size_removed" not in self.controls:
