@@ -427,12 +427,8 @@ def circuit_curve(
 
 def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, ...]:
     """Return a random order whose every place holds a head of the same layer as in `order`."""
-    generator = derive_generator(seed, "circuit order", draw)
-    waiting: dict[int, list[Head]] = {}
-    for head in order:
-        waiting.setdefault(head.layer, []).append(head)
-    shuffled = {layer: [heads[i] for i in generator.permutation(len(heads))] for layer, heads in waiting.items()}
-    return tuple(shuffled[head.layer].pop() for head in order)
+    generator, layers = derive_generator(seed, "circuit order", draw), [head.layer for head in order]
+    return tuple(pd.Series(order).groupby(layers, sort=False).transform(lambda own: generator.permutation(own)[::-1]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
