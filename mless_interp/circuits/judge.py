@@ -152,10 +152,6 @@ class Judged:
         able = [k for k, (name, n) in enumerate(zip(order, needed, strict=True), start=1) if sizes[name] >= n]
         return tuple(order[: max(able, default=0)])
 
-    def turned(self, measure: str) -> np.ndarray:
-        """Return a measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""
-        return self.effect.turned(measured(self.values, measure))
-
     @cached_property
     def _tests(self) -> dict[str, Prevalence]:
         """side -> tests of all heads, `[sense, 1 + stratum, head]`: over all problems, then within each stratum."""

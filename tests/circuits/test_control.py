@@ -150,7 +150,7 @@ def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
     made, model = planted_here(reads=("/", *words))  # else random words do nothing
     own, heads = pairs_of(made, model, 3), (*made.roles.readers, *made.roles.mediators)
     controls = Controls(2, 0, CONTRASTS["content"], RunOptions(progress=False), 0.95, 0.05)
-    found = controls._other_insertions(prepare(model, own), heads, {}, {})
+    found = controls._other_insertions(prepare(model, own), heads, {})
     known, mediated = (found[f"random_{name}"] for name in ("knockout", "mediated_removed"))
     for edit, held in (("knockout", known), ("z", known + mediated)):
         each = []
