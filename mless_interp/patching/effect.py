@@ -81,12 +81,8 @@ class Effect:
         return int((self.units(self.turned(self.total)) > self.rounding).sum())
 
     @property
-    def alpha(self) -> float:
-        return 1 - self.confidence
-
-    @property
     def level(self) -> float:
-        return (1 - OF_THE_LIMIT) * self.alpha
+        return (1 - OF_THE_LIMIT) * (1 - self.confidence)
 
     @cached_property
     def median(self) -> Interval:
@@ -105,12 +101,12 @@ class Effect:
     @cached_property
     def established(self) -> bool:
         """Most problems show a total effect (of the claimed sign); without one no cell has a part."""
-        return self.p < self.alpha and self.direction * float(self.median.estimate) > 0
+        return self.p < 1 - self.confidence and self.direction * float(self.median.estimate) > 0
 
     @cached_property
     def _limits(self) -> tuple[float, float]:
         # of |median total|, each one-sided at its part of alpha; NaN with too few problems
-        own, confidence = self.units(self.turned(self.total)), 1 - 2 * OF_THE_LIMIT * self.alpha
+        own, confidence = self.units(self.turned(self.total)), 1 - 2 * OF_THE_LIMIT * (1 - self.confidence)
         made = statistics.median_interval(own, confidence=confidence)
         return float(made.low), float(made.high)
 
@@ -180,7 +176,7 @@ class Effect:
     def delta_words(self, unit: str) -> str:
         if np.isnan(self.delta):
             return f"undefined {'with so few problems' if self.established else 'without an established effect'}"
-        share, limit, confidence = self.smallest_effect, self._limits[1], 1 - OF_THE_LIMIT * self.alpha
+        share, limit, confidence = self.smallest_effect, self._limits[1], 1 - OF_THE_LIMIT * (1 - self.confidence)
         of = f"{100 * share:.3g} % of {limit:.3g}, the median total's upper {100 * confidence:.4g} % limit"
         return f"{self.delta:.3g} {unit}, {'which rounding may reach' if self.delta > share * limit else of}"
 
