@@ -332,10 +332,9 @@ class MinimalSets(Measured):
             if not here.established:
                 found.append(f"No {each.side} set: most problems do not show an effect of one sign.")
             elif not each.heads:
-                most = min(self.settings["max_heads"], len(self.candidates))
-                tried = f"with up to {most} of these {count_of(len(self.candidates), 'head')}"
-                enough = f"{100 * self.share:z.0f} % of the median effect (shares in tables are the middle problem's)"
-                found.append(f"No {each.side} set: {tried} no set's median reaches {enough}.")
+                most = f"{min(self.settings['max_heads'], len(self.candidates))} of these {len(self.candidates)} heads"
+                enough = f"{100 * self.share:z.0f} % of the median effect"
+                found.append(f"No {each.side} set of up to {most} reaches {enough}.")
             elif not there.established:
                 found.append(f"{side}: on fresh problems no such effect is established.")
             found += [f"{side}, in place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]
@@ -490,8 +489,7 @@ class CircuitCurve(Measured):
     @property
     def alone(self) -> np.ndarray:
         """Share of the effect that the given heads restore alone, `[order]`: as many of each order, of the same layers."""
-        at = self.sizes == len(self.ranking) - self.n_tail  # NaN where an older version left this size out
-        return np.where(at.any(), (self.faithfulness * at).sum(1), np.nan)
+        return self.faithfulness[:, self.sizes.tolist().index(len(self.ranking) - self.n_tail)]
 
     @property
     def p_random(self) -> float:
