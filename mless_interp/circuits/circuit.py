@@ -40,8 +40,7 @@ HEADINGS = {  # of its results, in the order of the story
 PARTS = tuple(name for name in HEADINGS if name != "sufficient")  # measured with the edges that are needed
 OF_EDGES = 1 - (1 - CONFIDENCE) / 2
 """Confidence of the edges of each direction: both directions are one family of tests."""
-PRINTED = ("edges", "sets", "direct", "transfer", "positions", "sufficient", "sites")
-"""The parts whose numbers are printed, in this order."""
+PRINTED = ("edges", "sets", "direct", "transfer", "positions", "sufficient", "sites")  # in this order
 CELLS = ["label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "p_corrected"]
 
 

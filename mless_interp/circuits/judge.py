@@ -104,7 +104,6 @@ class Claims:
     within: tuple[InStratum, ...] = ()
 
     def each(self) -> Iterator[tuple[Head, str, int]]:
-        """Return each head with its kind and sense."""
         return zip(self.heads, self.kinds, self.senses.tolist(), strict=True)
 
     def own(self, values: dict[str, np.ndarray], measure: str) -> np.ndarray:

@@ -127,7 +127,6 @@ def transfer(
 
 
 def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, seed: int) -> list[Prepared]:
-    """Return the problems of the search with another insertion, draw by draw."""
     own = search.bare[0].insertion
     if control is None or isinstance(own, Given):
         return []

@@ -21,7 +21,6 @@ SMALLEST_EFFECT = 0.05
 OF_THE_LIMIT = 0.2
 """Part of alpha that may go wrong in estimating the smallest effect; the rest is for the tests of cells."""
 WHOLE = "1: the whole effect"
-"""The axis label of a share."""
 
 
 def check_smallest_effect(share: float) -> None:

@@ -33,7 +33,6 @@ from .prepared import Prepared, Runs, Settings, prepare
 
 Kept = TypeVar("Kept")
 POSITIONS = ("question", "last", "all")
-"""Where heads are edited (`patch_heads`)."""
 Row = tuple[int, Tensor | None]
 """Where a row joins a pass (the layer of head outputs, the stage of a change of the stream), and what is put there; None:
 nothing is edited."""
