@@ -21,7 +21,7 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Measured, Prepared, Settings, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
-from ..runtime.base_result import Quantity, Shown, ShownTable, interval_columns, of_heads, tidy
+from ..runtime.base_result import Quantity, interval_columns, of_heads, tidy
 from ..runtime.columns import columns_of, ends_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
@@ -256,6 +256,7 @@ class MinimalSets(Measured):
         random_share | share of random sets | share | median over them, on fresh problems
     """)
     drawn = ("fresh_share", "share")
+    caption = "The sets; shares are of the whole effect."
 
     @property
     def both(self) -> tuple[HeadSet, HeadSet]:
@@ -339,9 +340,6 @@ class MinimalSets(Measured):
                 found.append(f"{side}: on fresh problems no such effect is established.")
             found += [f"{side}, in place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]
         return [*found, *named_words(self.settings)]
-
-    def shown(self) -> Shown:
-        return Shown((ShownTable(self.table(), "The sets; shares are of the whole effect."),))
 
     @property
     def printed_of(self) -> str:
