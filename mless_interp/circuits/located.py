@@ -17,7 +17,7 @@ from ..patching.prepared import Measured
 from ..patching.sweep import PatchScores
 from ..runtime import base_result as results
 from ..runtime.base_result import Quantity, Result, Shown, ShownTable, counted
-from ..runtime.columns import Column, columns_of
+from ..runtime.columns import Column, columns_of, says
 from ..statistics import SENSES, holm
 from . import judge as rules
 from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
@@ -268,7 +268,8 @@ class Confirmation(Verdicts):
         return Shown(tuple(tables))
 
     def printed(self) -> pd.DataFrame:
-        return super().printed().drop(columns=["kind", "sense"]).assign(claimed=in_words(self.table(), "claimed"))
+        table = super().printed()
+        return table.assign(claimed=in_words(table, "claimed")).drop(columns=["kind", "sense"])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -460,8 +461,8 @@ class LocatedHeads(Verdicts):
     def printed(self) -> pd.DataFrame:
         if self.confirmation is not None:
             return self.confirmation.printed()
-        table = super().printed().drop(columns="sense", errors="ignore").assign(kind=in_words(self.table(), "kind"))
-        return table.head(len(self.found) or 3 * self.established)
+        table = super().printed().head(len(self.found) or 3 * self.established)
+        return table.assign(kind=in_words(table, "kind")).drop(columns="sense", errors="ignore")
 
     def shown(self) -> Shown:
         made = self.confirmation
@@ -489,11 +490,12 @@ def by_kind(found: Mapping[Head, str], at_most: int = 6) -> str:
 
 def _on_a_page(found: Result, caption: str) -> ShownTable:
     """Return its table, of which a page shows the columns that are reported."""
-    columns = found.summary().columns.drop(["layer", "head"])
-    return ShownTable(found.table(), caption, [name for name in found.reported if name in columns])
+    table = found.table()
+    some = [name for name in found.reported if name in table and says(table[name])]
+    return ShownTable(table, caption, [name for name in some if name not in ("layer", "head")])
 
 
 def in_words(table: pd.DataFrame, verdict: str) -> pd.Series:
     """Return the verdicts, with the sense of those that go against the effect."""
-    against = (table["sense"] == "against") & (table[verdict] != "specialist")  # whose strata say it
+    against = (table.get("sense") == "against") & (table[verdict] != "specialist")  # whose strata say it
     return table[verdict].mask(against, table[verdict] + ", against")
