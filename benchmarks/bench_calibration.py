@@ -76,9 +76,8 @@ def judged_on(found: mi.LocatedHeads, at: np.ndarray) -> mi.circuits.judge.Judge
 
 def shares_of_total(found: mi.LocatedHeads, head: mi.Head) -> float:
     """The share of the total that patching a head's output removes, as the data say it (no test)."""
-    judged = found.judged
-    at = judged.heads.index(head)
-    return float(np.median(judged.turned("z_removed")[:, at]) / np.median(judged.effect.turned(judged.effect.total)))
+    removed = mi.circuits.judge.measured(found.values, "z_removed")[:, found.heads.index(head)]
+    return float(np.median(removed) / np.median(found.total))
 
 
 def least_count(n: int, n_cells: int) -> int:
@@ -391,7 +390,8 @@ def share_part(n_models: int, sizes: Sequence[int], shares: Sequence[float], fir
         model = mi.load_model(planted, backend="bridge")
         found = located(model, [*affected, *others], 8)
         column = found.heads.index(probe)
-        acts = found.judged.turned("z_removed")[:, column] > found.judged.effect.delta
+        removed, effect = mi.circuits.judge.measured(found.values, "z_removed"), found.judged.effect
+        acts = effect.turned(removed)[:, column] > effect.delta
         rates.measured.setdefault(1.0, []).append(float(acts[: len(affected)].mean()))
         rates.measured.setdefault(0.0, []).append(float(acts[len(affected) :].mean()))
         generator = np.random.default_rng([seed, 1])
@@ -436,7 +436,7 @@ def resampled(found: mi.LocatedHeads, n: int, n_sets: int, seed: int = 0) -> Sca
     whole, delta = found.judged, SMALLEST * abs(float(np.median(found.total)))
     prevalence, truths = [], []
     for measure in mi.circuits.judge.SIDES.values():
-        turned = whole.turned(measure)
+        turned = whole.effect.turned(mi.circuits.judge.measured(whole.values, measure))
         share = np.stack([(turned > delta).mean(0), (-turned > delta).mean(0)])
         prevalence.append(share.max(0))
         truths.append(np.where(share[0] >= share[1], 1, -1))
@@ -477,10 +477,9 @@ def overlap(first: Iterable[mi.Head], second: Iterable[mi.Head]) -> float:
 
 def prevalence_of(found: mi.LocatedHeads, head: mi.Head, sense: int = 1) -> tuple[int, int]:
     """In how many problems it removes, and in how many it adds, more than the smallest effect: with it, or against (-1)."""
-    judged, at = found.judged, found.heads.index(head)
-    removed, added = (
-        int((sense * judged.turned(m)[:, at] > judged.effect.delta).sum()) for m in mi.circuits.judge.SIDES.values()
-    )
+    effect, at = found.judged.effect, found.heads.index(head)
+    sides = (mi.circuits.judge.measured(found.values, measure)[:, at] for measure in mi.circuits.judge.SIDES.values())
+    removed, added = (int((sense * effect.turned(side) > effect.delta).sum()) for side in sides)
     return removed, added
 
 

@@ -209,7 +209,8 @@ def null_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> boo
     def naming_then_confirming(at: np.ndarray) -> bool:
         half = len(at) // 2
         first = judged(sides, at[:half], whole)
-        best = np.argsort(-np.median(first.turned("z_removed"), axis=0))[:5]
+        removed = first.effect.turned(mi.circuits.judge.measured(first.values, "z_removed"))
+        best = np.argsort(-np.median(removed, axis=0))[:5]
         claims = mi.circuits.judge.Claims(
             1.0, tuple(pool.heads[i] for i in best), everyone.kinds[:5], everyone.senses[:5]
         )

@@ -31,7 +31,7 @@ class Options(Pairing):
         f"{as_words({name: CONTRASTS[name] for name in OF_CIRCUITS})}. All but content leave out positions and transfer.",
         of="contrasts_of_circuits",
     )
-    mlps: Literal["auto", "all", "none"] = option("auto", "MLPs as nodes; auto: all if there are problems enough.")
+    mlps: Literal["all", "none"] = option("all", "MLPs as nodes of the edges.")
     n_rows: int = option(8, "Tokens from each end of the question at which sites and heads are patched.", min=1)
     without: str = option("", f"Leave out, with commas: {', '.join(PARTS)}.")
     outcome: str = "answer_logprob"
@@ -89,7 +89,7 @@ def present(kept: Kept) -> Presented:
     circuit = kept.results["Circuit"]
     parts, graphs = circuit.parts().items(), ("edges", "sufficient")
     # of edges none where there are none, which the part's answer says
-    pictures = {name: part.plot() for name, part in parts if name not in graphs or not part.why_none()}
+    pictures = {name: part.plot() for name, part in parts if name not in graphs or part.found}
     files: dict[str, object] = {f"{name}.png": picture for name, picture in pictures.items()}
     files |= {f"{name}.csv": part.table() for name, part in parts}
     if (located := circuit.located) is not None:
@@ -126,8 +126,6 @@ def page_of(kept: Kept, pictures: dict[str, Any]) -> Report:
             page = page.sentence(*part.caveats()).folded(words, rest)
         elif (why := circuit.left_out.get(name, "not asked for")) != "not asked for":
             page = page.heading(heading).answered(f"Not measured: {why}.")
-        if name == "edges" and (without := circuit.left_out.get("MLPs")):
-            page = page.sentence(f"Edges are traced without MLPs: {without}.")
     across = "Corrected p-values hold within each part (edges: both directions together), not across parts."
     return page.sentence(across)
 

@@ -1,7 +1,7 @@
 """Effects cell by cell: what a part of a model changes in the residual stream, and what those that may see it make of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -46,11 +46,8 @@ class Cells(Parts, Generic[Cell]):
 
     def _named(self) -> dict[str, list[str | int]]:
         """Return the columns that name cells: the label, then what the label consists of."""
-        columns: dict[str, list[str | int]] = {"label": list(map(str, self.cells))}
-        for each in fields(self.cells[0]) if is_dataclass(self.cells[0]) else ():
-            parts = [getattr(cell, each.name) for cell in self.cells]
-            columns[each.name] = [part if isinstance(part, int) else str(part) for part in parts]
-        return columns
+        rows = pd.DataFrame([{"label": cell} | getattr(cell, "__dict__", {}) for cell in self.cells])
+        return rows.map(lambda part: part if isinstance(part, int) else str(part)).to_dict("list")
 
     def table(self) -> pd.DataFrame:
         """Return a row per cell: `k` of `n` problems with more than the smallest effect in `sense`, `prevalence`, `p_corrected`

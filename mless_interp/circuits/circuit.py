@@ -12,7 +12,7 @@ from ..core.arguments import Arguments, checked, listed, one_of, several_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelError
-from ..patching.effect import Parts, fewest_for
+from ..patching.effect import Parts
 from ..patching.prepared import Settings
 from ..prompts.conditions import OF_CIRCUITS
 from ..prompts.pairs import REPLACED, PromptPair
@@ -40,8 +40,7 @@ HEADINGS = {  # of its results, in the order of the story
 PARTS = tuple(name for name in HEADINGS if name != "sufficient")  # measured with the edges that are needed
 OF_EDGES = 1 - (1 - CONFIDENCE) / 2
 """Confidence of the edges of each direction: both directions are one family of tests."""
-PRINTED = ("edges", "sets", "direct", "transfer", "positions", "sufficient", "sites")
-"""The parts whose numbers are printed, in this order."""
+PRINTED = ("edges", "sets", "direct", "transfer", "positions", "sufficient", "sites")  # in this order
 CELLS = ["label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "p_corrected"]
 
 
@@ -155,7 +154,7 @@ def trace_circuit(
     parts: Iterable[str] = PARTS,
     contrast: str = "content",
     outcome: str = "answer_logprob",
-    mlps: str = "auto",
+    mlps: str = "all",
     n_rows: int = N_ROWS,
     most_heads: int = 8,
     checkpoint: str | Path | None = None,
@@ -171,7 +170,7 @@ def trace_circuit(
         the largest effects. Without any the circuit is empty.
     parts : of `PARTS`. Those that the weights, the contrast or too few problems do not allow are left out, with the reason.
     contrast : "content"; or "computed", "inside", "replaced" (then without writes and transfer).
-    mlps : MLPs as nodes of the edges: "all", "none", or "auto": all where the problems are enough to correct for that many.
+    mlps : MLPs as nodes of the edges: "all", or "none": fewer edges are corrected for, and fewer problems show them.
     n_rows : tokens from each end of the question at which sites and heads are patched.
     checkpoint : a folder, as in `patch_heads`.
 
@@ -179,7 +178,7 @@ def trace_circuit(
     """
     several_of(tuple(parts), PARTS, "part of a circuit")
     one_of(contrast, OF_CIRCUITS, "contrast of a circuit")
-    one_of(mlps, ("auto", "all", "none"), "mlps")
+    one_of(mlps, ("all", "none"), "mlps")
     named_on, others = tuple(pairs), None if fresh is None else tuple(fresh)
     measured = others or named_on
     located = heads if isinstance(heads, LocatedHeads) else None
@@ -191,11 +190,10 @@ def trace_circuit(
     settings: Settings = {"contrast": contrast, "outcome": outcome, "insertion": what.label}
     if not chosen:
         return Circuit(chosen, ids, located, settings=settings)
-    without_mlps = _too_many_edges(model, chosen, len(measured)) if mlps == "auto" and has_mlps(model) else ""
-    nodes = () if mlps == "none" or without_mlps or not has_mlps(model) else tuple(range(model.info.n_layers))
+    nodes = () if mlps == "none" or not has_mlps(model) else tuple(range(model.info.n_layers))
     why_not = _why_not(named_on, others, contrast)
     if len(chosen) == 1 and not nodes:
-        more = f" without MLPs: {without_mlps}" if without_mlps else ' (mlps="all" adds the MLPs)' * has_mlps(model)
+        more = ' (mlps="all" adds the MLPs)' * has_mlps(model)
         why_not["edges"] = f"an edge needs two nodes, and {chosen[0]} is the only one{more}"
 
     def run(file: str) -> Arguments:
@@ -241,8 +239,6 @@ def trace_circuit(
     if not results:
         whole = "; ".join(f"{name}: {why}" for name, why in left_out.items() if why != "not asked for")
         raise ValueError(f"no part of the circuit of {', '.join(map(str, chosen))} can be measured: {whole}")
-    if "edges" in results and without_mlps:
-        left_out["MLPs"] = without_mlps
     return Circuit(chosen, ids, located, **results, left_out=left_out, settings=settings)
 
 
@@ -250,15 +246,6 @@ def largest_heads(found: LocatedHeads, at_most: int) -> tuple[Head, ...]:
     """Return the named heads, the largest effects first; none where fresh problems confirm none of them."""
     by_size = map(Head.parse, found.table()["label"][: len(found.found)])  # the named ones stand first
     return tuple(by_size)[:at_most] if found.sure else ()  # the fresh problems test them, and choose none
-
-
-def _too_many_edges(model: Model, heads: Sequence[Head], n: int) -> str:
-    """Say why so few problems leave MLPs out of the edges; "" where they do not."""
-    nodes = len(heads) + model.info.n_layers
-    edges = nodes * (nodes + 1) // 2 + 3 * nodes * len(heads)
-    needed = fewest_for(2 * edges, OF_EDGES)
-    why = f"with them up to {edges} edges would be tested, which takes at least {needed} problems, not {n}"
-    return why if needed > n else ""
 
 
 def _why_not(named_on: Sequence[PromptPair], fresh: Sequence[PromptPair] | None, contrast: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Measured, Prepared, Settings, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
-from ..runtime.base_result import Quantity, Shown, ShownTable, interval_columns, of_heads, tidy
+from ..runtime.base_result import Quantity, interval_columns, of_heads, tidy
 from ..runtime.columns import columns_of, ends_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
@@ -256,6 +256,7 @@ class MinimalSets(Measured):
         random_share | share of random sets | share | median over them, on fresh problems
     """)
     drawn = ("fresh_share", "share")
+    caption = "The sets; shares are of the whole effect."
 
     @property
     def both(self) -> tuple[HeadSet, HeadSet]:
@@ -332,17 +333,13 @@ class MinimalSets(Measured):
             if not here.established:
                 found.append(f"No {each.side} set: most problems do not show an effect of one sign.")
             elif not each.heads:
-                most = min(self.settings["max_heads"], len(self.candidates))
-                tried = f"with up to {most} of these {count_of(len(self.candidates), 'head')}"
-                enough = f"{100 * self.share:z.0f} % of the median effect (shares in tables are the middle problem's)"
-                found.append(f"No {each.side} set: {tried} no set's median reaches {enough}.")
+                most = f"{min(self.settings['max_heads'], len(self.candidates))} of these {len(self.candidates)} heads"
+                enough = f"{100 * self.share:z.0f} % of the median effect"
+                found.append(f"No {each.side} set of up to {most} reaches {enough}.")
             elif not there.established:
                 found.append(f"{side}: on fresh problems no such effect is established.")
             found += [f"{side}, in place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]
         return [*found, *named_words(self.settings)]
-
-    def shown(self) -> Shown:
-        return Shown((ShownTable(self.table(), "The sets; shares are of the whole effect."),))
 
     @property
     def printed_of(self) -> str:
@@ -427,12 +424,8 @@ def circuit_curve(
 
 def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, ...]:
     """Return a random order whose every place holds a head of the same layer as in `order`."""
-    generator = derive_generator(seed, "circuit order", draw)
-    waiting: dict[int, list[Head]] = {}
-    for head in order:
-        waiting.setdefault(head.layer, []).append(head)
-    shuffled = {layer: [heads[i] for i in generator.permutation(len(heads))] for layer, heads in waiting.items()}
-    return tuple(shuffled[head.layer].pop() for head in order)
+    generator, layers = derive_generator(seed, "circuit order", draw), [head.layer for head in order]
+    return tuple(pd.Series(order).groupby(layers, sort=False).transform(lambda own: generator.permutation(own)[::-1]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -494,8 +487,7 @@ class CircuitCurve(Measured):
     @property
     def alone(self) -> np.ndarray:
         """Share of the effect that the given heads restore alone, `[order]`: as many of each order, of the same layers."""
-        at = self.sizes == len(self.ranking) - self.n_tail  # NaN where an older version left this size out
-        return np.where(at.any(), (self.faithfulness * at).sum(1), np.nan)
+        return self.faithfulness[:, self.sizes.tolist().index(len(self.ranking) - self.n_tail)]
 
     @property
     def p_random(self) -> float:

@@ -170,7 +170,6 @@ def _promoted(
     known = _n_known(model)
 
     def changes(at: int) -> Tensor:
-        """Return those of one problem, `[head, written, token]`."""
         x, written = (torch.from_numpy(each[at]).to(like) for each in (stream, wrote))
         with model.turn(), torch.no_grad():
             logits = layers.unembed(torch.cat([x[None], x - written.flatten(0, 1)]))[:, :known].double()

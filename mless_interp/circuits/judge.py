@@ -104,7 +104,6 @@ class Claims:
     within: tuple[InStratum, ...] = ()
 
     def each(self) -> Iterator[tuple[Head, str, int]]:
-        """Return each head with its kind and sense."""
         return zip(self.heads, self.kinds, self.senses.tolist(), strict=True)
 
     def own(self, values: dict[str, np.ndarray], measure: str) -> np.ndarray:
@@ -151,10 +150,6 @@ class Judged:
         needed = (fewest_for(n_tests * (1 + k), self.effect.confidence) for k in range(1, 1 + len(order)))
         able = [k for k, (name, n) in enumerate(zip(order, needed, strict=True), start=1) if sizes[name] >= n]
         return tuple(order[: max(able, default=0)])
-
-    def turned(self, measure: str) -> np.ndarray:
-        """Return a measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""
-        return self.effect.turned(measured(self.values, measure))
 
     @cached_property
     def _tests(self) -> dict[str, Prevalence]:

@@ -19,7 +19,7 @@ from ..patching.prepared import Prepared, Settings, prepare
 from ..patching.sweep import PatchScores, Sweep, sweep_heads
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, LOCATED, Contrast
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import Given, PromptPair, digest_of, draws_beside, pairs_like
+from ..prompts.pairs import Given, PromptPair, draws_beside, pairs_like
 from ..prompts.problems import overlap
 from ..runtime.checkpoint import CheckpointError
 from ..runtime.loop import RunOptions, stage
@@ -28,8 +28,6 @@ from ..statistics import CONFIDENCE
 from .judge import OTHERS, SIDES, Claims, few_problems, measured
 from .located import Confirmation, LocatedHeads
 
-UNTOLD: Settings = {"left_out": {}, "control_prompts": {}}
-"""What the settings say of controls where none were run."""
 Values = dict[str, np.ndarray]
 
 
@@ -115,15 +113,15 @@ def locate_heads(
     }
     rules: Arguments = {"smallest_effect": smallest_effect, "confidence": confidence}
 
-    def fields(of: Prepared, told: Settings = UNTOLD) -> Arguments:
+    def fields(of: Prepared, told: Settings) -> Arguments:
         return {"strata": _strata(of, by), "seed": seed, **rules, **of.fields(settings | told)}
 
-    located = LocatedHeads(heads=family, patches=replace(patches, **rules), **(fields(prepared) | made))
+    located = LocatedHeads(heads=family, patches=replace(patches, **rules), **(fields(prepared, {}) | made))
     claims, controlled = located.judged.found, Controls(n_control_draws, n_random_sets, between, run, **rules)
     if not claims.heads:
         return located
     held: Arguments = {}
-    told = UNTOLD
+    told: Settings = {}
     if fresh is None:
         if controls:
             with stage("running controls"):
@@ -241,13 +239,13 @@ class Controls:
         they were chosen on other problems, so that the set and its reads may be tested."""
         named, contrast, first, options = claims.heads, self.contrast, prepared.bare[0], self.options
         controls = self._gap_alone(prepared, named) if first.spans else {}
-        told: dict[str, dict[str, str]] = {"left_out": {}, "control_prompts": {}}
+        left_out: dict[str, str] = {}
         if first.given or not contrast.reads_inserted:
             why = "pairs of token ids have no text to draw others from"
             why = why if first.given else "with no tokens inserted, other tokens make no difference"
-            told["left_out"] = dict.fromkeys(OTHERS, why)
+            left_out = dict.fromkeys(OTHERS, why)
         else:
-            controls |= self._other_insertions(prepared, named, **told)
+            controls |= self._other_insertions(prepared, named, left_out)
         held: Arguments = {"controls": controls}
         common: Arguments = {"outcome": prepared.outcome, "chosen_elsewhere": fresh, "progress": options.progress}
         if contrast.cuts:
@@ -263,7 +261,7 @@ class Controls:
             common |= {"checkpoint": options.part("reads", readers).checkpoint}
             by: Arguments = {"confidence": self.confidence, "smallest_effect": self.smallest_effect or SMALLEST_EFFECT}
             held["reads"] = read_effects(prepared.model, prepared, readers, **by, **common)
-        return held, dict(told)
+        return held, {"left_out": left_out}
 
     def _gap_alone(self, prepared: Prepared, named: Sequence[Head]) -> Values:
         """Return what the shift of positions does with nothing inserted (C0 -> C2), in all and by each named head."""
@@ -271,16 +269,13 @@ class Controls:
         runs = sweep_heads(prepared, sweeps, named, options=self.options.part("shift", named))
         return {f"shift_{z}": run.per_head for z, run in runs.items()} | {"shift_total": runs["z_added"].total_effect}
 
-    def _other_insertions(
-        self, prepared: Prepared, named: Sequence[Head], left_out: dict[str, str], control_prompts: dict[str, str]
-    ) -> Values:
+    def _other_insertions(self, prepared: Prepared, named: Sequence[Head], left_out: dict[str, str]) -> Values:
         """Measure the named heads with something else in the same place and of the same length; `random_size_removed`,
         `_added`: the mean over draws of |z patch|, so that opposite signs do not hide each other."""
         own, n_tokens, seed = prepared.bare[0].insertion, prepared.bare[0].n_inserted, self.options.seed
 
         def beside(name: str, insertion: Insertion) -> Values:
             other = under(prepared, insertion)
-            control_prompts[name] = digest_of(other.pairs)
             return measure(other, named, contrast=self.contrast, options=self.options.part(name, named))[0]["values"]
 
         found = [

@@ -86,8 +86,8 @@ class Verdicts(Measured):
         shift_effect | under the gap alone | | the head's effect where positions are shifted and nothing is inserted
         exceeds_random | > random words in | of exceeds_random_n | problems in which random words of the same length do less
         exceeds_mass | > same attention in | of exceeds_mass_n | problems in which as much attention elsewhere does less
-        exceeds_random_n | of | | problems where random words were tried
-        exceeds_mass_n | of | | problems where as much attention elsewhere can be removed
+        exceeds_random_n | with random words | | problems where random words were tried
+        exceeds_mass_n | with attention elsewhere | | problems where as much attention elsewhere can be removed
         p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems
     """),
     )
@@ -163,8 +163,8 @@ class Confirmation(Verdicts):
     within: tuple[InStratum, ...] = ()
 
     reported = _reported(
-        "label layer head claimed sense confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n "
-        "removed_p added_p exceeds_random exceeds_random_n p_specific"
+        "label layer head claimed strata confirmed_strata removed_share removed_k added_k n p_corrected confirmed "
+        "exceeds_random exceeds_random_n p_specific kind sense"
     )
 
     @property
@@ -237,18 +237,14 @@ class Confirmation(Verdicts):
 
     def headline(self) -> str:
         s, effect = self.settings, self.judged.effect
-        whole = effect.headline(s.get("insertion"), s.get("outcome"), self.unit)
-        if not effect.established:
-            return f"{whole}, in the direction claimed, so no head is confirmed."
-        sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
-        return f"{whole}; confirmed: {listed(sure) or 'none'}" + (f"; not confirmed: {listed(lost)}." if lost else ".")
+        return f"{effect.headline(s.get('insertion'), s.get('outcome'), self.unit)}; {self.in_short()}."
 
     def in_short(self) -> str:
         """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
         sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
         fresh, failed = counted(self.n_groups, self.groups, "fresh "), f" ({listed(lost)} not)" * bool(sure and lost)
         if not self.established:
-            return f"on {fresh} no such effect is established, so none is confirmed"
+            return f"on {fresh} no effect of the claimed direction is established, so none is confirmed"
         named = "all" if len(sure) == len(self.heads) > 1 else listed(sure) or "none"
         told = f"on {fresh} {named} {'is' if len(sure) < 2 else 'are'} confirmed{failed}"
         if not sure or "random_size_removed" not in self.controls:
@@ -272,9 +268,8 @@ class Confirmation(Verdicts):
         return Shown(tuple(tables))
 
     def printed(self) -> pd.DataFrame:
-        share = "removed_share removed_share_ci_low removed_share_ci_high"
-        names = f"label claimed strata confirmed_strata {share} removed_k added_k n p_corrected confirmed"
-        return _known(self.table(), f"{names} exceeds_random exceeds_random_n p_specific", verdict="claimed")
+        table = super().printed()
+        return table.assign(claimed=in_words(table, "claimed")).drop(columns=["kind", "sense"])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -298,8 +293,8 @@ class LocatedHeads(Verdicts):
     picture = "forest"
     drawn = ("removed_share", "removed_median")
     reported = _reported(
-        "label layer head kind strata sense confirmed removed_share removed_k added_share added_k n removed_p added_p "
-        "exceeds_random exceeds_random_n"
+        "label layer head kind strata removed_share removed_k added_k n removed_p exceeds_random exceeds_random_n "
+        "confirmed sense added_share added_p"
     )
 
     @property
@@ -466,9 +461,8 @@ class LocatedHeads(Verdicts):
     def printed(self) -> pd.DataFrame:
         if self.confirmation is not None:
             return self.confirmation.printed()
-        names = "label kind strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
-        names += " added_k n removed_p exceeds_random exceeds_random_n"
-        return _known(self.table().head(len(self.found) or 3 * self.established), names, verdict="kind")
+        table = super().printed().head(len(self.found) or 3 * self.established)
+        return table.assign(kind=in_words(table, "kind")).drop(columns="sense", errors="ignore")
 
     def shown(self) -> Shown:
         made = self.confirmation
@@ -497,24 +491,11 @@ def by_kind(found: Mapping[Head, str], at_most: int = 6) -> str:
 def _on_a_page(found: Result, caption: str) -> ShownTable:
     """Return its table, of which a page shows the columns that are reported."""
     table = found.table()
-    some = _not_empty(table)
-    columns = [name for name in found.reported if name in some and name not in ("layer", "head")]
-    return ShownTable(table, caption, columns)
+    some = [name for name in found.reported if name in table and says(table[name])]
+    return ShownTable(table, caption, [name for name in some if name not in ("layer", "head")])
 
 
 def in_words(table: pd.DataFrame, verdict: str) -> pd.Series:
     """Return the verdicts, with the sense of those that go against the effect."""
-    against = (table["sense"] == "against") & (table[verdict] != "specialist")  # whose strata say it
+    against = (table.get("sense") == "against") & (table[verdict] != "specialist")  # whose strata say it
     return table[verdict].mask(against, table[verdict] + ", against")
-
-
-def _known(table: pd.DataFrame, names: str, verdict: str) -> pd.DataFrame:
-    """Return those of the columns that are not empty; a verdict also says that its head acts against the effect."""
-    return _not_empty(table.assign(**{verdict: in_words(table, verdict)}).reindex(columns=names.split()))
-
-
-def _not_empty(table: pd.DataFrame) -> pd.DataFrame:
-    """Return it without empty columns, and without the size of a sample in which nothing was counted."""
-    some = table[[name for name in table if says(table[name])]]
-    counts = {"n": "removed_k", "exceeds_random_n": "exceeds_random"}
-    return some.drop(columns=[size for size, count in counts.items() if size in some and count not in some])

@@ -26,12 +26,10 @@ from .cells import Asked, CellEffects, Flow, Made, compared, has_mlps, heads_of,
 
 PARTS = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
 """What `patch_sites` patches, by TransformerLens' names, and which part of a layer that is."""
-POSITION = "position "
-"""What labels of positions begin with, where nothing is inserted."""
+POSITION, SPAN = "position ", "span "
+"""What labels begin with of positions, where nothing is inserted, and of the span's own tokens."""
 ALL = "all"
 """All rows at once: every token that can change, those of the answer too; of a span, all of it."""
-SPAN = "span "
-"""What labels of the span's own tokens begin with."""
 N_ROWS = N_BLOCKS = 8
 """Tokens from each end of the question, blocks of the span, unless told otherwise."""
 Token = tuple[str, int | None]
@@ -280,11 +278,8 @@ class SitePatches(CellEffects[Site]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionMap(CellEffects[Place]):
-    """Through which tokens heads act: `values` `[problem, cell]`; NaN where a problem has no such token.
-
-    A place is a token of the question at which alone the head's output is patched ("row 0", "row -1", "row all"; "position 0"
-    where nothing is inserted), or a part of the span that the head cannot see ("span first token", "span block 0", "span all").
-    """
+    """Through which tokens heads act: `values` `[problem, cell]`, by head and place ("row 0", "row all", "span block 0",
+    "span all"; "position 0" where nothing is inserted); NaN where a problem has no such token."""
 
     picture = "site_map"
     columns = columns_of("""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of, draws_beside
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..statistics import Prevalence, by_group
+from ..statistics import by_group
 from .cells import Asked, Cells, heads_of, named_on
 from .head_sets import halves
 from .locate import under
@@ -127,7 +127,6 @@ def transfer(
 
 
 def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, seed: int) -> list[Prepared]:
-    """Return the problems of the search with another insertion, draw by draw."""
     own = search.bare[0].insertion
     if control is None or isinstance(own, Given):
         return []
@@ -235,21 +234,16 @@ class Transfer(Cells[str]):
         sizes = (1, self.random.shape[1], self.other.shape[1])
         return tuple(name for name, size in zip(CELLS, sizes, strict=True) if size)
 
-    @cached_property
-    def exceeds(self) -> Prevalence:
-        """In how many problems the heads bring more than each control, by more than the smallest effect, `[1, control]`."""
-        return self.whole.prevalence(self.per_cell[:, :1] - self.per_cell[:, 1:], senses=(1,))
-
     def table(self) -> pd.DataFrame:
         """Give one row per cell, as of any part of an effect; `spearman`, the rank correlation with the total over problems; of
         controls `exceeded` problems in which the heads bring more by more than the smallest effect, and its corrected p."""
-        more = self.exceeds if len(self.cells) > 1 else None
+        more = self.whole.prevalence(self.per_cell[:, :1] - self.per_cell[:, 1:], senses=(1,))  # of each control
         total, ranks = self.whole.units(self.total_effect), []
         for cell in self.whole.units(self.per_cell).T:
             varies = np.ptp(cell) > 0 and np.ptp(total) > 0  # else there are no ranks
             ranks.append(float(spearmanr(cell, total).statistic) if varies else np.nan)
-        exceeded, p = (more.count[0], more.p_corrected[0]) if more else ((), ())
-        return super().table().assign(spearman=ranks, exceeded=[np.nan, *exceeded], p_exceeded=[np.nan, *p])
+        exceeded, p = [np.nan, *more.count[0]], [np.nan, *more.p_corrected[0]]
+        return super().table().assign(spearman=ranks, exceeded=exceeded, p_exceeded=p)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem and cell, with both ends."""

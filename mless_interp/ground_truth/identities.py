@@ -103,7 +103,7 @@ class Case:
         given = self.model.record(inputs, start=inputs.n_tokens - self.pair.n_after)
         nowhere = torch.zeros(1, inputs.n_tokens, dtype=torch.bool)  # of a donor only z is taken
         source = LayerState.of(self.model, given, 0, span=nowhere)
-        return intervention(LayerState.of(self.model, receiving, 0, span=span, donor=source))
+        return intervention(replace(LayerState.of(self.model, receiving, 0, span=span), donor=source))
 
     def written(self, z: Tensor) -> Tensor:
         """Return what each head of layer 0 adds to the residual stream `[H, shared, d_model]` if its output in the masked run

@@ -21,7 +21,6 @@ SMALLEST_EFFECT = 0.05
 OF_THE_LIMIT = 0.2
 """Part of alpha that may go wrong in estimating the smallest effect; the rest is for the tests of cells."""
 WHOLE = "1: the whole effect"
-"""The axis label of a share."""
 
 
 def check_smallest_effect(share: float) -> None:
@@ -81,12 +80,8 @@ class Effect:
         return int((self.units(self.turned(self.total)) > self.rounding).sum())
 
     @property
-    def alpha(self) -> float:
-        return 1 - self.confidence
-
-    @property
     def level(self) -> float:
-        return (1 - OF_THE_LIMIT) * self.alpha
+        return (1 - OF_THE_LIMIT) * (1 - self.confidence)
 
     @cached_property
     def median(self) -> Interval:
@@ -105,12 +100,12 @@ class Effect:
     @cached_property
     def established(self) -> bool:
         """Most problems show a total effect (of the claimed sign); without one no cell has a part."""
-        return self.p < self.alpha and self.direction * float(self.median.estimate) > 0
+        return self.p < 1 - self.confidence and self.direction * float(self.median.estimate) > 0
 
     @cached_property
     def _limits(self) -> tuple[float, float]:
         # of |median total|, each one-sided at its part of alpha; NaN with too few problems
-        own, confidence = self.units(self.turned(self.total)), 1 - 2 * OF_THE_LIMIT * self.alpha
+        own, confidence = self.units(self.turned(self.total)), 1 - 2 * OF_THE_LIMIT * (1 - self.confidence)
         made = statistics.median_interval(own, confidence=confidence)
         return float(made.low), float(made.high)
 
@@ -180,7 +175,7 @@ class Effect:
     def delta_words(self, unit: str) -> str:
         if np.isnan(self.delta):
             return f"undefined {'with so few problems' if self.established else 'without an established effect'}"
-        share, limit, confidence = self.smallest_effect, self._limits[1], 1 - OF_THE_LIMIT * self.alpha
+        share, limit, confidence = self.smallest_effect, self._limits[1], 1 - OF_THE_LIMIT * (1 - self.confidence)
         of = f"{100 * share:.3g} % of {limit:.3g}, the median total's upper {100 * confidence:.4g} % limit"
         return f"{self.delta:.3g} {unit}, {'which rounding may reach' if self.delta > share * limit else of}"
 
@@ -319,7 +314,14 @@ class Parts(Measured):
 
     def _claim_words(self) -> list[str]:
         """Say the total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
-        return [self.whole.details(self.unit), self.why_none() or f"Shown in most problems: {self._test_words()}."]
+        test = f"p < {self.level:.3g} after Holm over {count_of(self._n_tested, *self.what)} and both senses"
+        power = 100 * self.whole.detectable(len(SENSES) * max(self._n_tested, 1))
+        found = f"one that does in {power:.0f} % of all problems would be found with 80 % power"
+        how = f"prevalence test, {test}; smallest effect {self.whole.delta_words(self.unit)}; {found}"
+        return [
+            self.whole.details(self.unit),
+            *[f"Shown in most problems: {how}."] * bool(self.established and power > 0),
+        ]
 
     @property
     def _n_tested(self) -> int:
@@ -330,26 +332,6 @@ class Parts(Measured):
         """The problems that it takes for any cell to pass; 0 where there are as many."""
         least = fewest_for(len(SENSES) * max(self._n_tested, 1), self.confidence)
         return least if self.whole.n < least else 0
-
-    def _test_words(self) -> str:
-        over = f"{count_of(self._n_tested, *self.what)} and both senses"
-        least = f"smallest effect {self.whole.delta_words(self.unit)}"
-        return f"prevalence test, p < {self.level:.3g} after Holm over {over}; {least}"
-
-    def why_none(self) -> str:
-        """Say why no cell is shown to do more than the smallest effect, in a sentence; "" where one is."""
-        one, m, tests = self.what[0], self._n_tested, len(SENSES) * self._n_tested
-        if not self.established:
-            return f"That most problems show an effect of one sign is not established, so no {one} is tested."
-        if bool((self.p_corrected < self.level).any()):
-            return ""
-        said = f"No {one} is shown to do {self._claim()}"
-        if not m:
-            return f"{said}: none is defined on any problem."
-        if least := self.n_needed:
-            return f"No {one} can pass with {self.whole.counted(self.whole.n)}: that takes at least {least}."
-        found = f"one that does in {100 * self.whole.detectable(tests):.0f} % of all problems"
-        return f"{said} ({self._test_words()}); {found} would be found with 80 % power."
 
 
 def concentration_words(of: Measured, total: np.ndarray, unit: str) -> list[str]:

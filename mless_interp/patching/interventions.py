@@ -1,7 +1,7 @@
 """Interventions on attention heads, one object and one formula each (methods §6), and outputs moved as a span moves them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -42,15 +42,7 @@ class LayerState:
 
     @classmethod
     def of(
-        cls,
-        model: Model,
-        recording: Recording,
-        layer: int,
-        *,
-        span: Tensor,
-        rows: Tensor | None = None,
-        donor: "LayerState | None" = None,
-        names: Sequence[str] = (),
+        cls, model: Model, recording: Recording, layer: int, *, span: Tensor, rows: Tensor | None = None
     ) -> "LayerState":
         """Take the state of `layer` of a recording; `span` and `rows` are boolean `[b, token]`."""
         if not recording.q:
@@ -65,9 +57,7 @@ class LayerState:
             unmasked=model.visible(replace(recording.inputs, attention_mask=None))[layer].to(place)[:, :, start:],
             rule=model.attention_rule(layer),
             span=span.to(place),
-            donor=donor,
             layer=layer,
-            names=tuple(names),
             rows=None if rows is None else rows[:, start:].to(place),
         )
 

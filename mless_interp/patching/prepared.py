@@ -41,7 +41,6 @@ class Measured(Result):
 
     @property
     def level(self) -> float:
-        """Below which a p-value is small."""
         return 1 - self.confidence
 
 

@@ -33,7 +33,6 @@ from .prepared import Prepared, Runs, Settings, prepare
 
 Kept = TypeVar("Kept")
 POSITIONS = ("question", "last", "all")
-"""Where heads are edited (`patch_heads`)."""
 Row = tuple[int, Tensor | None]
 """Where a row joins a pass (the layer of head outputs, the stage of a change of the stream), and what is put there; None:
 nothing is edited."""
@@ -229,7 +228,7 @@ class Engine:
             rows, keys = self.runs.cut(self.sweep.contrast)
             state_of = partial(LayerState.of, self.model, layer=layer, span=keys, rows=rows)
             source = state_of(self.donor) if intervention.needs_donor else None
-            state = state_of(self.receiving, donor=source, names=[pair.id for pair in self.runs.pairs])
+            state = replace(state_of(self.receiving), donor=source, names=tuple(pair.id for pair in self.runs.pairs))
             return intervention.edited(state)[:, self.here.to(z.device)]
 
         return self.kept("z", layer, made)

@@ -211,7 +211,7 @@ def path_graph(found: PathEffects) -> Picture:
         (f"{count_of(len(rows), 'edge')} that most problems show (p < {found.level:.3g}, corrected){widest}", none),
     ]
     if rows.empty:
-        entries = [(found.why_none(), none)]
+        entries = [(found.headline(), none)]
     draw.key_below(picture, entries, ncols=1)
     return picture
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
-from mless_interp.circuits.circuit import HEADINGS, OF_EDGES, _too_many_edges, largest_heads
+from mless_interp.circuits.circuit import HEADINGS, OF_EDGES, largest_heads
 
 FILLER = mi.Insertion.meaningless(n_tokens=6)
 QUIET: dict[str, Any] = {"n_rows": 2, "progress": False}
@@ -56,7 +56,6 @@ def test_parts_are_those_that_were_asked_for_and_what_is_left_out_has_its_reason
     found = mi.trace_circuit(model, pairs[:4], ["L0H2", "L1H4"], parts=["direct", "edges", "sets", "transfer"], **QUIET)
     assert list(found.parts()) == ["direct", "edges", "sufficient"] and found.edges.confidence == OF_EDGES
     assert found.left_out["sites"] == "not asked for" and found.left_out["sets"].endswith("there are 2 and 2")
-    assert "up to 34 edges would be tested, which takes at least 12 problems, not 4" in found.left_out["MLPs"]
     assert set(found.to_frame()["part"]) == {"direct", "edges", "sufficient"}
     for parts, words in (
         (["edges", "sets"], "no part .* can be measured: edges: an edge needs two"),
@@ -71,8 +70,6 @@ def test_parts_are_those_that_were_asked_for_and_what_is_left_out_has_its_reason
         others = fresh and pairs[n : n + fresh]
         with pytest.raises(ValueError, match=words):
             mi.trace_circuit(model, pairs[:n], ["L0H2"], fresh=others, parts=[part], **QUIET)
-    chosen = [mi.Head(0, 2), mi.Head(1, 4)]
-    assert [bool(_too_many_edges(model, chosen, n)) for n in (11, 12)] == [True, False]
     computed = {"contrast": "computed", "parts": ["sites", "positions", "transfer"]}
     found = mi.trace_circuit(model, pairs[:2], ["L0H2"], **computed, **QUIET)
     assert list(found.parts()) == ["sites", "positions"] and "content contrast only" in found.left_out["transfer"]

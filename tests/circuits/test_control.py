@@ -131,7 +131,7 @@ def test_without_fresh_problems_the_same_ones_hold_the_named_heads() -> None:
     assert found.found == planted_kinds(made) and found.joint is not None and found.reads is not None
     assert not found.joint.chosen_elsewhere and not found.reads.chosen_elsewhere and len(found.joint.sets) == 2
     assert (found.reads.confidence, found.reads.smallest_effect) == (0.9, 0.1)
-    assert set(found.settings["control_prompts"]) == {"random-0", "mful-0"} and found.settings["left_out"] == {}
+    assert found.settings["left_out"] == {}
     assert found.control_table()["random_effect"].notna().all() and found.control_table()["p_specific"].isna().all()
 
 
@@ -150,7 +150,7 @@ def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
     made, model = planted_here(reads=("/", *words))  # else random words do nothing
     own, heads = pairs_of(made, model, 3), (*made.roles.readers, *made.roles.mediators)
     controls = Controls(2, 0, CONTRASTS["content"], RunOptions(progress=False), 0.95, 0.05)
-    found = controls._other_insertions(prepare(model, own), heads, {}, {})
+    found = controls._other_insertions(prepare(model, own), heads, {})
     known, mediated = (found[f"random_{name}"] for name in ("knockout", "mediated_removed"))
     for edit, held in (("knockout", known), ("z", known + mediated)):
         each = []
@@ -163,5 +163,5 @@ def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
     assert np.allclose(found["random_size_removed"], np.mean(np.abs(each), axis=0), atol=1e-5)
     repeated = make_pairs(model, [pair.problem for pair in own], Insertion.meaningful("he", own[0].n_inserted))
     left_out: dict[str, str] = {}
-    again = controls._other_insertions(prepare(model, repeated), heads[:1], left_out, {})
+    again = controls._other_insertions(prepare(model, repeated), heads[:1], left_out)
     assert left_out == {"mful": "it is the insertion under study"} and "mful_knockout" not in again

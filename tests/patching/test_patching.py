@@ -49,15 +49,15 @@ def test_there_is_no_share_of_a_mean_that_is_not_told_from_0(total: list[float])
 def test_without_an_effect_or_with_too_few_problems_no_head_is_tested() -> None:
     found = patched(12, donor=np.array([1.0, -1.0] * 6))
     assert found.table()["p_corrected"].isna().all() and found.table()["share"].isna().all()
-    assert "so no head is tested" in found.headline() and "is not established, so no head" in found.why_none()
+    assert "so no head is tested" in found.headline() and len(found.details()) == 1
     assert patched(9).table()["p_corrected"].min() < 0.04
     found, strict = (replace(patched(12), confidence=share).whole.detectable(12) for share in (0.95, 0.999))
     assert 0.5 < found < 1 and np.isnan(strict), "with so few problems nothing could be found at that level"
     unknown = patched(6)  # the total effect is established, and its median has no upper limit at 99 %
     assert unknown.established and np.isnan(unknown.whole.delta) and unknown.table()["k"].isna().all()
-    assert re.search(r"No head can pass with 6 problems: that takes at least \d+\.", unknown.why_none())
+    assert re.search(r"^6 problems are too few to show any of \d+ heads, at least \d+ are needed$", unknown.claim())
     nothing = replace(patched(12), patched=np.full((12, 2, 3), np.nan))
-    assert nothing.why_none().endswith("none is defined on any problem.")
+    assert nothing.claim().startswith("no head of 0 is shown")
 
 
 def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
