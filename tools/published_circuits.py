@@ -282,7 +282,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     if needed:
         lines.append(f"Needed edges: {needed}.")
     else:
-        power = " ".join(edges.details()).rpartition("; ")[2]
+        power = next(words for words in edges.details() if "of all problems" in words).rpartition("; ")[2]
         lines.append(f"No edge is shown to do more than the smallest effect; {power}")
     said = [*edges.together_words(), *(f"Sufficient edges: {words}" for words in enough.together_words())]
     lines.append("\n".join(f"- {words}" for words in said))

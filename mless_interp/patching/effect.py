@@ -316,7 +316,7 @@ class Parts(Measured):
         """Say the total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
         test = f"p < {self.level:.3g} after Holm over {count_of(self._n_tested, *self.what)} and both senses"
         power = 100 * self.whole.detectable(len(SENSES) * max(self._n_tested, 1))
-        found = f"one that does in {power:.0f} % of all problems would be found with 80 % power"
+        found = f"one that does in {power:.0f} % of all problems is found at most 80 % of the time"
         how = f"prevalence test, {test}; smallest effect {self.whole.delta_words(self.unit)}; {found}"
         return [
             self.whole.details(self.unit),
