@@ -156,7 +156,6 @@ class LatentInputs(QueriesKeysValues):
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """Norm queries or keys `[..., token, head, d]`."""
     if isinstance(getattr(norm, "norms", None), nn.ModuleList):  # StableLM: one per head, heads before tokens
         return norm(x.transpose(-3, -2)).transpose(-3, -2)
     if getattr(norm, "weight", x).shape[0] == x.shape[-2] * x.shape[-1]:  # OLMo 2: all heads together
@@ -339,7 +338,6 @@ def _mlp(layer: nn.Module, before: str) -> Mlp | None:
 
 
 def _first(module: nn.Module, paths: Sequence[str]) -> tuple[str, nn.Module | None]:
-    """Find the first of these paths at which there is a submodule, and that."""
     return next(((path, found) for path in paths if (found := _at(module, path)) is not None), ("", None))
 
 
@@ -350,7 +348,6 @@ def _at(module: Foreign, path: str) -> Foreign:
 
 
 def _parts(module: nn.Module | None, *names: str) -> tuple[nn.Module, ...] | None:
-    """Find the submodules of all these names; None where one is missing."""
     found = tuple(_at(module, name) for name in names)
     return None if any(part is None for part in found) else found
 

@@ -414,7 +414,6 @@ class Model(ABC):
         return logits
 
     def _checked(self, inputs: object) -> Inputs:
-        """Return the input on the model's device with its axes in order, or say clearly what is wrong."""
         if not isinstance(inputs, Inputs):
             wanted = "token ids [batch, token] (pair.inserted.tokens) or Inputs (pair.condition('inserted'))"
             raise TypeError(f"a run takes {wanted}, got {type(inputs).__name__}")

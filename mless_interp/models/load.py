@@ -101,7 +101,6 @@ def load_model(
 
 
 def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Model:
-    """Return a model of Hugging Face's, on the first of the backends asked for that reproduces it."""
     from .hugging_face import copied, load_hugging_face, quantisation_of, reference_logits
 
     if isinstance(name, InMemory):
