@@ -226,17 +226,13 @@ def _fitted(value: object, wanted: Any, where: str = "") -> object:
     elif origin is Callable:
         if callable(value):
             return value
-    elif not _is_object(wanted) or isinstance(value, wanted):
+    elif wanted in (Any, inspect.Parameter.empty) or not isinstance(wanted, type) or "jaxtyping" in wanted.__module__:
+        return value  # of which the function knows more
+    elif isinstance(value, wanted):
         return value
     elif isinstance(value, str) and hasattr(wanted, "parse"):
         return wanted.parse(value)
     raise _Unfit(value, where)
-
-
-def _is_object(wanted: object) -> bool:
-    """Return whether an annotation is a class that a value is or is not of: no shape of an array."""
-    known = isinstance(wanted, type) and wanted not in (Any, inspect.Parameter.empty)
-    return known and "jaxtyping" not in wanted.__module__
 
 
 def _words(wanted: Any, *, plural: bool = False) -> str:
