@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from .attention_math import fused, is_hooked, product
-from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, ModelInfo
+from .info import AttentionOutput, AttentionRule, Foreign, ModelInfo
 from .traced_ops import Part, got, is_half, unembedded
 from .weights import brought
 
@@ -228,11 +228,6 @@ class DecoderLayer:
     def share(self) -> float:
         """What the layer multiplies all that it adds to the stream by (Granite)."""
         return float(getattr(self.module, "residual_multiplier", 1.0))
-
-    @property
-    def gated_mlp(self) -> GatedMlp | None:
-        mlp = self.mlp
-        return None if mlp is None else GatedMlp(mlp.act.forward, gated=mlp.gate is not None)  # not its hooks, as below
 
     def attention_output(self, heads: ModelInfo) -> AttentionOutput | None:
         """Return the output projection of its attention, where that is one matrix per head."""

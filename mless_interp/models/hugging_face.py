@@ -170,7 +170,8 @@ class HuggingFaceModel(Model):
         return architectures.attention_rule_of(self._attention(layer), d_head=self.info.d_head)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        return self.parts[layer].gated_mlp if self.parts else None
+        mlp = self.parts[layer].mlp if self.parts else None  # of its activation not the hooks: it is asked in a run
+        return None if mlp is None else GatedMlp(mlp.act.forward, gated=mlp.gate is not None)
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         if self.remote:
