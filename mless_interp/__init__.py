@@ -11,16 +11,11 @@ import lazy_loader
 
 PUBLIC = {
     "core.heads": ["Head"],
-    "prompts": [
-        "Insertion",
-        "Problem",
-        "PromptPair",
-        "load_problems",
-        "make_pairs",
-        "pairs_from_ids",
-        "problems_from_texts",
-        "with_examples",
-    ],
+    "prompts.insertions": ["Insertion"],
+    "prompts.own_ids": ["pairs_from_ids"],
+    "prompts.pairs": ["PromptPair", "make_pairs"],
+    "prompts.problems": ["Problem", "load_problems"],
+    "prompts.texts": ["problems_from_texts", "with_examples"],
     "models.base": ["Model"],
     "models.info": ["ModelError"],
     "models.load": ["load_model", "untrained_twin", "wrap_model"],

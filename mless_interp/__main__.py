@@ -1,8 +1,6 @@
 """`mless-interp`, which is `python -m mless_interp`: every analysis, a certificate for a model, a run's page made again."""
 
-import sys
 from importlib import import_module
-from pathlib import Path
 
 import typer
 
@@ -29,11 +27,5 @@ for _single in (
     app.command(cls=Command)(one_line_errors(_single))
 
 
-def main() -> None:
-    """Run the program under its name; under another one, as Python runs it."""
-    program = Path(sys.argv[0]).name
-    app(prog_name="python -m mless_interp" if program == "__main__.py" else "mless-interp")
-
-
 if __name__ == "__main__":
-    main()
+    app()

@@ -176,7 +176,7 @@ def described(name: str, model: Any) -> str:
         found = [
             f"{' '.join(names)} {part.norms}",
             f"{inputs.layout} {inputs.paths} last {inputs.norms_last} {[inputs.part(at) for at in range(3)]}",
-            f"{part.mlp and part.mlp.paths} {part.gated_mlp and part.gated_mlp.gated} {part.share}",
+            f"{part.mlp and part.mlp.paths} {part.mlp and part.mlp.gate is not None} {part.share}",
             f"{attention_rule_of(part.attention, d_head=info.d_head)} {output and output.weights.shape}",
         ]
         if part.norms:

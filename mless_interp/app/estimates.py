@@ -28,7 +28,7 @@ from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
 from ..models.info import ModelError, ModelInfo
 from ..models.load import CONVERTED_AT_MOST, load_model, source_of
 from ..models.load_options import BACKENDS, DTYPES, INDEX, WEIGHTS, document, first_line
-from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
+from ..models.memory import TOKENS_PER_PASS, threads_for, turn
 from ..patching.knockouts import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
@@ -361,7 +361,7 @@ class _Work:
             width, of = info.d_model, {"device": chosen["device"], "dtype": getattr(torch, chosen["dtype"])}
             x, weight = torch.ones(rows, width, **of), torch.ones(4 * width, width, **of)
             few = 4 if x.device.type == "cpu" else 500  # by then an idle GPU's clock has risen
-            with at_most(threads_for(info)):
+            with turn((), threads=threads_for(info)):
                 spent = min(timeit.repeat(lambda: product(x, weight).sum().item(), number=1, repeat=few))
             return REACHED["here"] * 8.0 * rows * width * width / spent
 

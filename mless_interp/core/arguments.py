@@ -179,27 +179,21 @@ class _Unfit(Exception):
     """(what is not what was expected, where it stands among several)."""
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool) or (getattr(value, "dtype", None) == "bool" and not value.shape)
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is bool:
+        return isinstance(value, bool) or (getattr(value, "dtype", None) == "bool" and not value.shape)
+    return isinstance(value, kind) and not isinstance(value, bool) and value == value  # NaN is not
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
-
-
-_PLAIN: dict[object, tuple[str, Callable[[object], bool], Callable[[Any], object]]] = {
-    bool: ("True or False", _is_flag, bool),
-    int: ("whole number", _is_whole, int),
-    float: ("number", _is_number, lambda value: int(value) if _is_whole(value) else float(value)),
-    str: ("text", lambda value: isinstance(value, str), str),
-    Path: ("path", lambda value: isinstance(value, os.PathLike), lambda value: value),
-    type(None): ("None", lambda value: value is None, lambda value: None),
+_PLAIN: dict[object, tuple[str, type, Callable[[Any], object]]] = {
+    bool: ("True or False", bool, bool),
+    int: ("whole number", numbers.Integral, int),
+    float: ("number", numbers.Real, lambda value: int(value) if isinstance(value, numbers.Integral) else float(value)),
+    str: ("text", str, str),
+    Path: ("path", os.PathLike, lambda value: value),
+    type(None): ("None", type(None), lambda value: value),
 }
-"""Kinds of arguments: the noun, what fits, and what it becomes."""
+"""Kinds of arguments: the noun, the class of what fits, and what it becomes."""
 UNIONS = (Union, types.UnionType)
 SEQUENCES = (Iterable, Sequence, list)
 
@@ -210,8 +204,8 @@ def _fitted(value: object, wanted: Any, where: str = "") -> object:
     if origin is Literal:
         wanted = str  # which words it knows the function says
     if wanted in _PLAIN:
-        _, fits, made = _PLAIN[wanted]
-        if fits(value):
+        _, kind, made = _PLAIN[wanted]
+        if _fits(value, kind):
             return made(value)
     elif origin in UNIONS:
         refused = []
@@ -232,17 +226,13 @@ def _fitted(value: object, wanted: Any, where: str = "") -> object:
     elif origin is Callable:
         if callable(value):
             return value
-    elif not _is_object(wanted) or isinstance(value, wanted):
+    elif wanted in (Any, inspect.Parameter.empty) or not isinstance(wanted, type) or "jaxtyping" in wanted.__module__:
+        return value  # of which the function knows more
+    elif isinstance(value, wanted):
         return value
     elif isinstance(value, str) and hasattr(wanted, "parse"):
         return wanted.parse(value)
     raise _Unfit(value, where)
-
-
-def _is_object(wanted: object) -> bool:
-    """Return whether an annotation is a class that a value is or is not of: no shape of an array."""
-    known = isinstance(wanted, type) and wanted not in (Any, inspect.Parameter.empty)
-    return known and "jaxtyping" not in wanted.__module__
 
 
 def _words(wanted: Any, *, plural: bool = False) -> str:

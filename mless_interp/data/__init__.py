@@ -15,12 +15,5 @@ def paper_table(name: str) -> list[dict[str, str]]:
 
 
 def paper_entries(name: str) -> dict[str, Any]:
-    """Return what `paper/NAME.toml` holds; lists as tuples."""
-    found = tomllib.loads((_PAPER / f"{name}.toml").read_text(encoding="utf-8"))
-    return {key: _frozen(value) for key, value in found.items()}
-
-
-def _frozen(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _frozen(inner) for key, inner in value.items()}
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    """Return what `paper/NAME.toml` holds."""
+    return tomllib.loads((_PAPER / f"{name}.toml").read_text(encoding="utf-8"))

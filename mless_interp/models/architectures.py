@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from .attention_math import fused, is_hooked, product
-from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, ModelInfo
+from .info import AttentionOutput, AttentionRule, Foreign, ModelInfo
 from .traced_ops import Part, got, is_half, unembedded
 from .weights import brought
 
@@ -156,7 +156,6 @@ class LatentInputs(QueriesKeysValues):
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """Norm queries or keys `[..., token, head, d]`."""
     if isinstance(getattr(norm, "norms", None), nn.ModuleList):  # StableLM: one per head, heads before tokens
         return norm(x.transpose(-3, -2)).transpose(-3, -2)
     if getattr(norm, "weight", x).shape[0] == x.shape[-2] * x.shape[-1]:  # OLMo 2: all heads together
@@ -229,11 +228,6 @@ class DecoderLayer:
     def share(self) -> float:
         """What the layer multiplies all that it adds to the stream by (Granite)."""
         return float(getattr(self.module, "residual_multiplier", 1.0))
-
-    @property
-    def gated_mlp(self) -> GatedMlp | None:
-        mlp = self.mlp
-        return None if mlp is None else GatedMlp(mlp.act.forward, gated=mlp.gate is not None)  # not its hooks, as below
 
     def attention_output(self, heads: ModelInfo) -> AttentionOutput | None:
         """Return the output projection of its attention, where that is one matrix per head."""
@@ -339,7 +333,6 @@ def _mlp(layer: nn.Module, before: str) -> Mlp | None:
 
 
 def _first(module: nn.Module, paths: Sequence[str]) -> tuple[str, nn.Module | None]:
-    """Find the first of these paths at which there is a submodule, and that."""
     return next(((path, found) for path in paths if (found := _at(module, path)) is not None), ("", None))
 
 
@@ -350,7 +343,6 @@ def _at(module: Foreign, path: str) -> Foreign:
 
 
 def _parts(module: nn.Module | None, *names: str) -> tuple[nn.Module, ...] | None:
-    """Find the submodules of all these names; None where one is missing."""
     found = tuple(_at(module, name) for name in names)
     return None if any(part is None for part in found) else found
 

@@ -36,7 +36,7 @@ from .info import (
     Tap,
     Taps,
 )
-from .memory import added_hooks, computed_on, lock_of, threads_for, turn
+from .memory import TURN, added_hooks, computed_on, threads_for, turn
 from .replay import Layers, Stepper
 from .sites import EAGER_SITES, SITES, parsed, site
 from .traced_ops import can_be_sent, replaced, tail
@@ -51,7 +51,7 @@ class Model(ABC):
 
     `info` holds geometry and origin, `checks` the figures of the self-check at loading, `underlying` the library's own
     object, `config` what it was made from, `hf_model` the Hugging Face module underneath (None for HookedTransformer and
-    for models run elsewhere). Several threads may use one model: what it computes takes turns.
+    for models run elsewhere). Several threads may use models: what they compute takes turns.
     """
 
     info: ModelInfo
@@ -157,7 +157,7 @@ class Model(ABC):
     @property
     def hooks(self) -> tuple[str, ...]:
         """What was hooked to the model or replaced in it, by path and kind; nothing by which a library runs it."""
-        with lock_of(self.underlying):
+        with TURN:
             return added_hooks(self._modules)
 
     @property
@@ -274,7 +274,7 @@ class Model(ABC):
     def turn(self, *, of_passes: bool = True) -> AbstractContextManager[None]:
         """Run alone, and alike whatever the process is set to (see `memory.turn`); `of_passes=False`: with its own products."""
         tf32 = self.tf32 if of_passes else None
-        return turn(self.underlying, self._modules, threads=threads_for(self.info), tf32=tf32)
+        return turn(self._modules, threads=threads_for(self.info), tf32=tf32)
 
     def run(
         self,
@@ -414,7 +414,6 @@ class Model(ABC):
         return logits
 
     def _checked(self, inputs: object) -> Inputs:
-        """Return the input on the model's device with its axes in order, or say clearly what is wrong."""
         if not isinstance(inputs, Inputs):
             wanted = "token ids [batch, token] (pair.inserted.tokens) or Inputs (pair.condition('inserted'))"
             raise TypeError(f"a run takes {wanted}, got {type(inputs).__name__}")

@@ -22,7 +22,7 @@ from . import architectures, load_options, weights
 from .base import Model
 from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, Inputs, Masks, ModelError, ModelInfo, Taps
 from .sites import turned_taps
-from .traced_ops import additive_mask, unembedded
+from .traced_ops import additive_mask, is_half, unembedded
 
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
 
@@ -170,7 +170,8 @@ class HuggingFaceModel(Model):
         return architectures.attention_rule_of(self._attention(layer), d_head=self.info.d_head)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        return self.parts[layer].gated_mlp if self.parts else None
+        mlp = self.parts[layer].mlp if self.parts else None  # of its activation not the hooks: it is asked in a run
+        return None if mlp is None else GatedMlp(mlp.act.forward, gated=mlp.gate is not None)
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         if self.remote:
@@ -215,10 +216,10 @@ def _from_pretrained(
             found = model.load_adapter(source).to_dict()
             weights.refuse_strange_keys(found, name=f"{name}, its adapter", architecture=type(model).__name__)
         weakref.finalize(model, left.pop_all().close)
-    # left where a file has them, products of these would round by the length of its header; read before this, all files
-    # would stay in memory beside the copies, now one at a time does
+    # on a CPU, bits of products (MKL; not those of half precision) and, before torch 2.11, the kernel of stacked experts depend
+    # on where a file has a weight; read before this, all files would stay in memory beside the copies, now one at a time does
     for weight in model.parameters():
-        if weights.must_move(weight.dtype, weight.dim(), weight.data_ptr()):
+        if weight.data_ptr() % weights.CACHE_LINE and (not is_half(weight) or weight.dim() > 2):
             weight.data = weight.data.clone()
     weights.refuse_not_finite(model, name=name)
     if loading.precision == torch.float64 and model._can_set_experts_implementation():

@@ -86,7 +86,7 @@ def load_model(
             raise ValueError(f"{HOSTED}: {type(name).__name__} {name} is not one")
         made = hosted(name, loading)
         model = _finished(made, config=made.underlying._module.config, loaded_from=name)
-    elif not isinstance(name, InMemory) and _is_hooked(name):
+    elif not isinstance(name, InMemory) and {"d_head", "model_type"} & config_of(name).keys() == {"d_head"}:
         from .transformer_lens import hooked_from_folder
 
         if loading.asked not in ("auto", "hooked_transformer") or loading.splits:
@@ -101,7 +101,6 @@ def load_model(
 
 
 def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Model:
-    """Return a model of Hugging Face's, on the first of the backends asked for that reproduces it."""
     from .hugging_face import copied, load_hugging_face, quantisation_of, reference_logits
 
     if isinstance(name, InMemory):
@@ -253,12 +252,6 @@ def config_of(label: str | Path) -> dict[str, Foreign]:
     """Return what the config.json behind a model's name says; nothing where it is not here."""
     directory = DEMO_DIRECTORY if label == "demo" else Path(label)
     return document(directory, "config.json") if (directory / "config.json").is_file() else {}
-
-
-def _is_hooked(label: str | Path) -> bool:
-    """Ask whether the directory behind a model's name holds a HookedTransformer, whose config is not Hugging Face's."""
-    said = config_of(label).keys()
-    return {"d_head", "n_ctx"} <= said and "model_type" not in said
 
 
 def source_of(label: str) -> str:

@@ -1,9 +1,8 @@
 """How passes share a process and a device: turns, threads and settings; how much fits in one pass."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import Lock, RLock
-from weakref import WeakKeyDictionary
+from contextlib import ExitStack, contextmanager
+from threading import RLock
 
 import torch
 from torch import nn
@@ -12,53 +11,29 @@ from ..core.arguments import outside_autocast
 from ..runtime.loop import out_of_memory
 from .info import ModelInfo
 
-_LOCKS: WeakKeyDictionary[object, AbstractContextManager[object]] = WeakKeyDictionary()
-_ENTERING = Lock()
-_PRODUCTS = RLock()
-"""Held while the process multiplies as one model wants it."""
+TURN = RLock()
+"""Held by the one thread whose model computes: threads, TF32 and modes are those of the whole process."""
 LIBRARIES = ("accelerate", "bitsandbytes", "nnsight", "torch", "transformer_lens.model_bridge", "transformers")
 """Packages whose hooks are part of how they run a model."""
 
 
-def lock_of(thing: object) -> AbstractContextManager[object]:
-    """Return the lock of a library's object, re-entrant: the same for every `Model` around it."""
-    with _ENTERING:
-        return _LOCKS.setdefault(thing, RLock())
-
-
 @contextmanager
-def at_most(threads: int) -> Iterator[None]:
-    """Compute with at most so many CPU threads."""
-    had = torch.get_num_threads()
-    if threads >= had:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(had)
-
-
-@contextmanager
-def turn(thing: object, modules: Sequence[nn.Module], *, threads: int, tf32: bool | None = None) -> Iterator[None]:
-    """Let no other thread pass through a library's object, and run its `modules` in evaluation mode, without autocast, on at
-    most `threads` CPU threads; re-entrant. `tf32`: products of float32 are made in TF32 on a GPU (True) or in full (False);
-    None leaves that to the process. All is put back afterwards."""
-    with lock_of(thing), nullcontext() if tf32 is None else _PRODUCTS, outside_autocast(), at_most(threads):
-        training = [part for _, part in parts_of(modules) if part.training]
-        precision = torch.get_float32_matmul_precision()
-        try:
-            if tf32 is not None:
-                torch.set_float32_matmul_precision("high" if tf32 else "highest")
-            for part in training:
+def turn(modules: Sequence[nn.Module], *, threads: int, tf32: bool | None = None) -> Iterator[None]:
+    """Let no other thread compute meanwhile, and run `modules` in evaluation mode, without autocast, on at most `threads` CPU
+    threads; re-entrant. `tf32`: products of float32 are made in TF32 on a GPU (True) or in full (False); None leaves that to
+    the process. All is put back afterwards."""
+    with TURN, outside_autocast(), ExitStack() as back:
+        if threads < (had := torch.get_num_threads()):
+            back.callback(torch.set_num_threads, had)
+            torch.set_num_threads(threads)
+        if tf32 is not None:
+            back.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        for _, part in parts_of(modules):
+            if part.training:
+                back.callback(setattr, part, "training", True)
                 part.training = False
-            yield
-        finally:
-            for part in training:
-                part.training = True
-            if tf32 is not None:
-                torch.set_float32_matmul_precision(precision)
+        yield
 
 
 def parts_of(modules: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:

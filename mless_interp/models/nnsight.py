@@ -214,7 +214,6 @@ class Operations(NamedTuple):
 
 
 def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, Place]:
-    """Say where the sites of a layer are; those it has not are left out."""
     inputs, norms, attention = part.inputs, part.norms, part.attention_path
     assert inputs is not None and norms is not None
     made = {"hook_resid_pre": Place("", "input"), "hook_resid_post": Place("", "output", traced_ops.FIRST)}

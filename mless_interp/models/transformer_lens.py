@@ -454,7 +454,6 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Fo
 
 
 def _rotary_config(config: Foreign, positions: Positions, d_head: int) -> dict[str, Foreign]:
-    """Say the rotation as TransformerLens does; `ModelError` for rules that it does not have."""
     made: dict[str, Foreign] = {"rotary_adjacent_pairs": positions.adjacent, "rotary_dim": positions.width or d_head}
     ropes = getattr(config, "rope_parameters", None) or {"rope_theta": 10000.0}  # GPT-J's table is of these
     per_kind = "full_attention" in ropes

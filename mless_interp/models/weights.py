@@ -13,9 +13,6 @@ from .info import Foreign, ModelError
 
 CACHE_LINE = 64
 """Bytes; what PyTorch allocates lies on one."""
-ANYWHERE = frozenset((torch.bfloat16, torch.float16))
-"""Dtypes whose products on a CPU have the same bits wherever a weight lies. Those of float32 with a single row, and many of
-float64, have not (MKL)."""
 STEP = 2**26
 """Bytes that are copied at a time from weights that lie on another device."""
 _MASKS = re.compile(r"(^|[._])(mask|IGNORE|masked_bias)$")
@@ -31,12 +28,6 @@ _NOT_RUN = frozenset(
     """.split()
 )
 """What a config of transformers, or of HookedTransformer, holds beside how its weights are run."""
-
-
-def must_move(dtype: torch.dtype | None, n_axes: int, address: int) -> bool:
-    """Ask whether a weight at this address is to be copied, so that last bits do not depend on where a file has it (stacked
-    experts, of three axes, always: transformers chooses their kernel by the address where torch is older than 2.11)."""
-    return (dtype not in ANYWHERE or n_axes > 2) and address % CACHE_LINE != 0
 
 
 def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

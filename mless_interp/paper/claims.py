@@ -55,7 +55,9 @@ class Claim:
     missing: str = ""
 
 
-CLAIMS: dict[str, Claim] = {entry["key"]: Claim(**entry) for entry in paper_entries("claims")["claims"]}
+CLAIMS: dict[str, Claim] = {
+    entry["key"]: Claim(**entry | {"figures": tuple(entry["figures"])}) for entry in paper_entries("claims")["claims"]
+}
 
 
 @savable

@@ -81,9 +81,9 @@ def test_every_field_is_an_option_with_its_default_and_its_explanation() -> None
 def test_nothing_heavy_is_loaded_for_help_or_refusal(tmp_path: Path) -> None:
     helps = [f"{name} --help" for name in (*COMMANDS, "check", "plan", "compare", "report")]
     code = (
-        "import shlex, sys\nfrom mless_interp.__main__ import main\n"
+        "import shlex, sys\nfrom mless_interp.__main__ import app\n"
         f"for line in {[*helps, *EARLY]!r}:\n    sys.argv = ['mless-interp', *shlex.split(line)]\n"
-        "    try: main()\n    except SystemExit as end: print('ended', end.code)\n"
+        "    try: app()\n    except SystemExit as end: print('ended', end.code)\n"
         "print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -291,7 +291,7 @@ def test_a_model_in_memory_stays_as_it_was(backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_threads_may_use_one_model(backend: str, tiny_model_dir: Any) -> None:
+def test_two_threads_may_use_models(backend: str, tiny_model_dir: Any) -> None:
     """One edits a layer and hides keys, the other runs plainly and replays."""
     model = mi.load_model(tiny_model_dir("llama"), backend=backend)
     again: Model = mi.wrap_model(model.underlying, tokenizer=model.tokenizer)
