@@ -138,7 +138,9 @@ class Effect:
         """Test whether most problems show less than the smallest effect, (p, p after Holm) `[*cells]`: here of the lower limit
         of |median total|, the least that the total may be."""
         delta = self._least(max(self._limits[0], 0.0))
-        return statistics.within_test(self.units(cells), delta if delta > 0 else float("nan"))
+        room = (delta if delta > 0 else float("nan")) - np.abs(self.units(cells))
+        made = statistics.prevalence_test(room, 0.0, senses=(1,))
+        return made.p[0], made.p_corrected[0]
 
     def cell_medians(self, cells: np.ndarray) -> Interval:
         return statistics.median_interval(self.units(cells), confidence=self.confidence)

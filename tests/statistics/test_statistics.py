@@ -115,7 +115,6 @@ def test_one_problem_has_an_estimate_without_limits() -> None:
 
 def test_the_smallest_inputs_are_allowed() -> None:
     assert st.prevalence_test(np.array([2.0]), 0.0).p.tolist() == [0.5, 1.0]
-    assert st.within_test(np.array([0.5]), 1.0)[0] == 0.5
     alone = st.median_interval(np.array([2.0]))
     assert (alone.estimate, str(alone.flag)) == (2.0, "too few problems for a median's interval")
     assert st.sign_test(np.array([1.0] * 6 + [1e-6] * 2), rounding=1e-3) == pytest.approx(2 * stats.binom.sf(5, 8, 0.5))
