@@ -357,7 +357,7 @@ class Parts(Measured):
 def concentration_words(of: Measured, total: np.ndarray, unit: str) -> list[str]:
     """Say which few problems of a result carry most of an effect, and the mean without them."""
     few, names = statistics.concentration(of.by_group(total)), list(dict.fromkeys(of.groups or of.problem_ids))
-    if not few.concentrated or len(names) < 6:  # of fewer, one always may
+    if not few.share > 0.5 or len(names) < 6:  # of fewer, one always may
         return []
     n = len(few.problems)
     carry = f"{100 * few.share:.0f} % of the effect lies in {n} of {of.counted}"

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
@@ -91,23 +92,14 @@ def sign_test(values: Effects, *, rounding: float = 0.0) -> Cells:
     return np.where(n > 0, np.minimum(1.0, 2 * stats.binom.sf(most - 1, n, 0.5)), np.nan)
 
 
-@dataclass(frozen=True, eq=False)
-class Concentration:
-    """How much of an effect the largest 5 % of the problems carry: `share` of the sum of |x|, and which they are.
-
-    `problems` are their places, the largest first; `low`, `high` the smallest and the largest mean as these problems are left
-    out one after the other.
-    """
+class Concentration(NamedTuple):
+    """The largest 5 % of the problems: their `share` of the sum of |x|, their places (`problems`, the largest first), and the
+    smallest and the largest mean (`low`, `high`) as they are left out one after the other."""
 
     share: float
     problems: tuple[int, ...]
     low: float
     high: float
-
-    @property
-    def concentrated(self) -> bool:
-        """A few problems carry most of it."""
-        return self.share > 0.5
 
 
 def concentration(values: Effects) -> Concentration:
