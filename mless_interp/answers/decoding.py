@@ -140,7 +140,6 @@ class Row:
         return self._kept[layer]
 
     def accept(self, token: int) -> None:
-        """Append a token and see whether the row ends with it."""
         self.tokens.append(token)
         if token in self.decoding.stop_ids:
             self.stop = "eos"

@@ -16,7 +16,6 @@ from .graders import GRADERS
 from .same_answer import GAVE_UP
 
 NUMBERS = (*GRADERS, "boxed", "cut_off", "n_tokens")
-"""What is known of an answer as a number."""
 PRINTED = "second accuracy_second difference difference_ci_low difference_ci_high gained lost n".split()
 ROUNDING = 1e-9
 """Shares of right answers that differ by less are equal."""
@@ -372,7 +371,6 @@ class AccuracyResults(Result):
         return self.correct[grader]
 
     def _per_treatment(self, values: np.ndarray) -> np.ndarray:
-        """Take the mean over samples, then over groups' problems, then over groups."""
         return statistics.defined_mean(self.by_group(statistics.defined_mean(values, axis=2)))
 
 

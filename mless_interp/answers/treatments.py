@@ -69,7 +69,6 @@ def as_treatments(things: object) -> tuple[Treatment, ...]:
 
 
 NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "random set {} cut off"
-"""Names of the treatments of `cut_off`."""
 
 
 @checked

@@ -299,7 +299,6 @@ def benjamini_hochberg(p_values: CellCounts) -> Cells:
 
 
 def _as_family(p_values: CellCounts, adjusted: Callable[[np.ndarray], np.ndarray]) -> Cells:
-    """Adjust the p-values of all cells that are not NaN together."""
     p_values = np.asarray(p_values, dtype=np.float64)  # of a table's column: its own labels must not order it
     made, tested = np.full(p_values.shape, np.nan), ~np.isnan(p_values)
     if tested.any():
