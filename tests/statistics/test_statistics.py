@@ -47,8 +47,7 @@ def test_bootstrap_chunks_do_not_change_the_result_and_each_is_drawn_once(monkey
     one = st.bootstrap_interval(x, n_resamples=700)
     monkeypatch.setattr(intervals, "_CHUNK_VALUES", 1_500)
     two = st.bootstrap_interval(x, n_resamples=700)
-    assert sizes == [9, 2, 2, 2, 2, 1], "memory is bounded"
-    assert intervals.resample_weights(33, 700, 0).dtype == np.uint16
+    assert sizes == [9, 2, 2, 2, 2, 1] and intervals.resample_weights(33, 700, 0).dtype == np.uint16  # bounded memory
     np.testing.assert_allclose([one.low, one.high], [two.low, two.high], rtol=1e-12)
 
 
@@ -190,8 +189,7 @@ def test_a_group_counts_once_with_the_median_of_its_members() -> None:
 def test_concentration_names_who_carries_the_mean() -> None:
     x = np.r_[np.full(38, 0.01), [-4.0, -3.0]]
     found = st.concentration(x)
-    assert found.problems == (38, 39)
-    assert found.share == pytest.approx(7 / 7.38)
+    assert found.problems == (38, 39) and found.share == pytest.approx(7 / 7.38)
     assert found.low == pytest.approx(x.mean()) and found.high == pytest.approx(0.01)
     even = st.concentration(np.ones(40))
     assert even.share == pytest.approx(0.05) and even.low == even.high == 1.0
