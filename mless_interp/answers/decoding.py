@@ -140,7 +140,6 @@ class Row:
         return self._kept[layer]
 
     def accept(self, token: int) -> None:
-        """Append a token and see whether the row ends with it."""
         self.tokens.append(token)
         if token in self.decoding.stop_ids:
             self.stop = "eos"
@@ -236,6 +235,8 @@ def next_tokens(rows: Sequence[Row], logits: Tensor, decoding: Decoding) -> Tens
     if decoding.temperature == 0:
         return logits.argmax(1)
     uniform = torch.tensor([row.uniform() if row.stop is None else 0.0 for row in rows], dtype=torch.float64)
+    stopped = torch.tensor([[row.stop is not None] for row in rows], device=logits.device)
+    logits = logits.masked_fill(stopped, 0.0)  # nobody reads these rows: no NaN of theirs ends the others
     return sampled(logits, uniform.to(logits.device), temperature=decoding.temperature, top_p=decoding.top_p)
 
 

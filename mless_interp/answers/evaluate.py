@@ -27,7 +27,6 @@ from .vllm import Vllm
 MAX_NEW_TOKENS = 2048
 """What the paper allows (methods §11)."""
 Answer = dict[str, Any]
-"""One finished answer: its text, its grades, and how it ended."""
 
 
 @checked
@@ -171,8 +170,6 @@ def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 class _Run(NamedTuple):
-    """One treatment by its name, ready: a request per problem, and how it is decoded."""
-
     name: str
     requests: tuple[Request, ...]
     decoding: Decoding
@@ -188,7 +185,6 @@ def _ready(
     max_new_tokens: int | None,
     **decoding: Any,
 ) -> tuple[CompletionEngine, list[_Run]]:
-    """Return what answers, and every treatment's requests, all of them checked."""
     model.need_tokenizer("evaluate_accuracy")
     check_known(model.tokenizer, problems)
     of_insertion = cache(partial(pairs_of_any, model, problems, template=template))  # several treatments have the same
@@ -238,7 +234,6 @@ def _answer(
     saved: Checkpoint,
     bar: Bar,
 ) -> list[Answer]:
-    """Return all answers under one treatment as rows, each onto the disk as it ends."""
     places = {_key(problem, n): (problem, n) for problem in golds for n in range(n_samples)}
     lines = {key: _line(run.name, *place) for key, place in places.items()}
     found: dict[str, Answer] = {key: kept for key, line in lines.items() if (kept := saved.get(line)) is not None}

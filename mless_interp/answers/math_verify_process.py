@@ -27,8 +27,6 @@ class GaveUp(Exception):
 
 
 class _Worker:
-    """One process that compares, one question at a time."""
-
     def __init__(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
         self.process: subprocess.Popen[str] | None = None
@@ -144,7 +142,6 @@ def _read(latex: str) -> list[object]:
 
 
 def _limit(name: str, soft: int) -> None:
-    """Set a limit of this process, where the system has it."""
     with suppress(ImportError, AttributeError, ValueError, OSError):
         import resource
 

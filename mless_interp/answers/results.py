@@ -16,7 +16,6 @@ from .graders import GRADERS
 from .same_answer import GAVE_UP
 
 NUMBERS = (*GRADERS, "boxed", "cut_off", "n_tokens")
-"""What is known of an answer as a number."""
 PRINTED = "second accuracy_second difference difference_ci_low difference_ci_high gained lost n".split()
 ROUNDING = 1e-9
 """Shares of right answers that differ by less are equal."""
@@ -252,8 +251,6 @@ class AccuracyResults(Result):
 
     def pass_at(self, k: int, *, grader: str = "strict") -> np.ndarray:
         """Return unbiased pass@k of each treatment (Chen et al. 2021)."""
-        if not 1 <= k <= self.n_samples:
-            raise ValueError(f"pass@{k} needs k from 1 to the {self.n_samples} samples of each problem")
         found = statistics.pass_at_k(self._graded(grader).sum(2).astype(int), self.n_samples, k=k)
         return statistics.defined_mean(self.by_group(found))
 
@@ -290,13 +287,12 @@ class AccuracyResults(Result):
         test, and the difference has Tango's score interval; with several that of the mean change (t below 20 problems). Where
         the test does not reject, the interval holds 0.
         """
-        graded = self._graded(grader)
-        a, b = (graded[:, place_of(name, self.treatments, "treatment")] for name in (first, second))
-        a, b = self.by_group(np.stack([statistics.defined_mean(each, axis=1) for each in (a, b)], 1)).T
+        shares = self.by_group(self.share_right(grader=grader))
+        a, b = (shares[:, place_of(name, self.treatments, "treatment")] for name in (first, second))
         n, change = len(a), b - a
         known = np.array([*dict.fromkeys(self.groups or self.problem_ids)], dtype=object)
         gained, lost = known[change > ROUNDING], known[change < -ROUNDING]
-        single = graded.shape[-1] == 1 and not self.groups
+        single = self.n_samples == 1 and not self.groups
         p = statistics.mcnemar(len(lost), len(gained))
         if single:
             difference = statistics.paired_difference(len(lost), len(gained), n, confidence=self.confidence)
@@ -375,7 +371,6 @@ class AccuracyResults(Result):
         return self.correct[grader]
 
     def _per_treatment(self, values: np.ndarray) -> np.ndarray:
-        """Take the mean over samples, then over groups' problems, then over groups."""
         return statistics.defined_mean(self.by_group(statistics.defined_mean(values, axis=2)))
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..core.arguments import checked, listed
+from ..core.arguments import as_annotated, checked, listed
 from ..core.heads import Head, as_heads
 from ..mechanism.arm import ARM
 from ..patching.knockouts import JointKnockout
@@ -51,17 +51,10 @@ class Treatment:
 
 def as_treatment(thing: object) -> Treatment:
     """Return a `Treatment` from what users write: None (nothing is done), an insertion, ARM, or a treatment itself."""
-    match thing:
-        case None | Insertion():
-            return Treatment(thing)
-        case Treatment():
-            return thing
-        case ARM():
-            return Treatment(arm=thing)
-    raise TypeError(
-        f"a treatment is None, an Insertion, an ARM or a Treatment, got {thing!r}; heads are knocked out with "
-        "Treatment(insertion=..., knockout=[Head(...)])"
-    )
+    given = as_annotated(thing, Insertion | ARM | Treatment | None, "a treatment")
+    if isinstance(given, Treatment):
+        return given
+    return Treatment(arm=given) if isinstance(given, ARM) else Treatment(given)
 
 
 def as_treatments(things: object) -> tuple[Treatment, ...]:
@@ -76,7 +69,6 @@ def as_treatments(things: object) -> tuple[Treatment, ...]:
 
 
 NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "random set {} cut off"
-"""Names of the treatments of `cut_off`."""
 
 
 @checked

@@ -187,7 +187,6 @@ def _ended(process: "subprocess.Popen[str]", said: IO[str]) -> None:
 
 
 def _version_of_vllm(python: str) -> str | None:
-    """Return vLLM's version in the environment of an interpreter; None where it is not."""
     probe = "import importlib.metadata as m; print(m.version('vllm'))"
     try:
         done = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=True, timeout=60)

@@ -133,7 +133,9 @@ class Effect:
         """Test whether most problems show less than the smallest effect, (p, p after Holm) `[*cells]`: here of the lower limit
         of |median total|, the least that the total may be."""
         delta = self._least(max(self._limits[0], 0.0))
-        return statistics.within_test(self.units(cells), delta if delta > 0 else float("nan"))
+        room = (delta if delta > 0 else float("nan")) - np.abs(self.units(cells))
+        made = statistics.prevalence_test(room, 0.0, senses=(1,))
+        return made.p[0], made.p_corrected[0]
 
     def cell_medians(self, cells: np.ndarray) -> Interval:
         return statistics.median_interval(self.units(cells), confidence=self.confidence)
@@ -337,7 +339,7 @@ class Parts(Measured):
 def concentration_words(of: Measured, total: np.ndarray, unit: str) -> list[str]:
     """Say which few problems of a result carry most of an effect, and the mean without them."""
     few, names = statistics.concentration(of.by_group(total)), list(dict.fromkeys(of.groups or of.problem_ids))
-    if not few.concentrated or len(names) < 6:  # of fewer, one always may
+    if not few.share > 0.5 or len(names) < 6:  # of fewer, one always may
         return []
     n = len(few.problems)
     carry = f"{100 * few.share:.0f} % of the effect lies in {n} of {of.counted}"

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.arguments import Arguments
 from ..models.base import Model
 from ..models.info import Inputs, Recording
-from ..prompts.conditions import CONDITIONS, Contrast, Hidden
+from ..prompts.conditions import CONDITIONS, Contrast, Hidden, span_from_span
 from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
@@ -95,7 +95,7 @@ class Prepared:
                 why = f"contrast {contrast.name!r} compares what follows the span, and {pair.id!r} is read at an inserted token"
                 raise ValueError(f'{why}: insert before="question", or give an answer_prefix')
         narrow = min((window for window in self.model.info.windows if window is not None), default=math.inf)
-        for pair in self.bare if contrast.conditions[0].hides_own else ():
+        for pair in self.bare if contrast.conditions[0].hides is span_from_span else ():
             if (longest := max(stop - first for first, stop in pair.spans)) >= narrow:
                 why = f"the last of {longest} inserted tokens of problem {pair.id!r} would see nothing in a window of {narrow}"
                 raise ValueError(f"contrast {contrast.name!r} hides the span from itself, and {why}: insert fewer")

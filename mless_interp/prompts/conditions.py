@@ -1,5 +1,5 @@
 """The conditions of methods §2 and the contrasts between them: a new one is one entry in `CONDITIONS` or `CONTRASTS`, and one
-that hides in a new way says so in `Condition.reads_span` or `hides_own` if it hides the span."""
+that hides the span in a new way says so in `Condition.reads_span`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,11 +58,6 @@ class Condition:
     def reads_span(self) -> bool:
         """The tokens of both prompts see the span."""
         return self.has_span and self.hides is not span_from_others
-
-    @property
-    def hides_own(self) -> bool:
-        """The span's rows see none of its tokens, not even their own."""
-        return self.hides is span_from_span
 
 
 def span_from_others(prompt: Prompt) -> Hidden:

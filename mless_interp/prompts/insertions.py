@@ -29,7 +29,6 @@ class Place(TypedDict, total=False):
 
 
 AT = tuple(Place.__annotations__)
-"""The arguments that give the place."""
 
 
 @checked
@@ -375,7 +374,6 @@ def _counting(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str
 RESERVED = re.compile(r"<\|?(reserved\w*?|unused|extra_)(\d+)\|?>|\[unused(\d+)\]")
 """Names of tokens that tokenizers keep free: Llama's, Gemma's, Qwen's first models', BERT's."""
 PAUSE = ("<pause>", "<|pause|>", "[PAUSE]")
-"""Names of tokens that were trained as pauses."""
 
 
 @lru_cache(maxsize=8)

@@ -16,9 +16,7 @@ from .problems import Problem, Several, of_lines
 from .prompt import Prompt, Template
 
 IDS = Template("ids", system="", answer_prefix="")
-"""The template of prompts that were not built of one."""
 KEYS = ("ids", "answer", "distractor", "clean", "span", "tags", "id")
-"""What is given of a pair, a line of a file of pairs."""
 
 
 @checked

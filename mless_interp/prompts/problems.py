@@ -85,7 +85,6 @@ class Problem:
 
 
 def _is_number(given: object) -> bool:
-    """Return whether a value of a file is a finite number, and as such taken for its text."""
     return type(given) is int or (type(given) is float and math.isfinite(given))
 
 

@@ -32,6 +32,5 @@ from .prevalence import (
     prevalence_test,
     share_of_total,
     sign_test,
-    within_test,
 )
 from .proportions import mcnemar, paired_difference, pass_at_k, wilson

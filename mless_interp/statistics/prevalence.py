@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
@@ -91,23 +92,14 @@ def sign_test(values: Effects, *, rounding: float = 0.0) -> Cells:
     return np.where(n > 0, np.minimum(1.0, 2 * stats.binom.sf(most - 1, n, 0.5)), np.nan)
 
 
-@dataclass(frozen=True, eq=False)
-class Concentration:
-    """How much of an effect the largest 5 % of the problems carry: `share` of the sum of |x|, and which they are.
-
-    `problems` are their places, the largest first; `low`, `high` the smallest and the largest mean as these problems are left
-    out one after the other.
-    """
+class Concentration(NamedTuple):
+    """The largest 5 % of the problems: their `share` of the sum of |x|, their places (`problems`, the largest first), and the
+    smallest and the largest mean (`low`, `high`) as they are left out one after the other."""
 
     share: float
     problems: tuple[int, ...]
     low: float
     high: float
-
-    @property
-    def concentrated(self) -> bool:
-        """A few problems carry most of it."""
-        return self.share > 0.5
 
 
 def concentration(values: Effects) -> Concentration:
@@ -229,15 +221,9 @@ def prevalence_test(
     count = np.stack([np.asarray((defined & (sense * array > delta)).sum(0)) for sense in senses])
     if np.isnan(delta):
         count = np.full(count.shape, np.nan)
-    p, corrected = _most_of_all(count, n, tested)
-    low, high = exact_limits(count, np.broadcast_to(n, count.shape), confidence=confidence)
-    return Prevalence(senses, count, n, low, high, p, corrected, float(delta), confidence)
-
-
-def _most_of_all(count: np.ndarray, n: np.ndarray, tested: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return P(Bin(n, 1/2) >= count), NaN where not tested, and the same after Holm."""
     p = np.where(n > 0 if tested is None else tested & (n > 0), stats.binom.sf(count - 1, n, 0.5), np.nan)
-    return p, holm(p)
+    low, high = exact_limits(count, np.broadcast_to(n, count.shape), confidence=confidence)
+    return Prevalence(senses, count, n, low, high, p, holm(p), float(delta), confidence)
 
 
 def exact_limits(count: np.ndarray, n: np.ndarray, *, confidence: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
@@ -252,22 +238,6 @@ def exact_limits(count: np.ndarray, n: np.ndarray, *, confidence: float = CONFID
         low = np.where(count == 0, 0.0, stats.beta.ppf(half, count, n - count + 1))
         high = np.where(count == n, 1.0, stats.beta.isf(half, count + 1, n - count))
     return np.where(n > 0, low, np.nan), np.where(n > 0, high, np.nan)
-
-
-def within_test(effects: Effects, delta: float) -> tuple[Cells, Cells]:
-    r"""Test whether |d| is below a smallest effect in more than half of all problems: (p, p after Holm) per cell.
-
-    $$ k = \#\{p : |d_p| < \delta\}, \qquad p = P(\mathrm{Bin}(n, \tfrac12) \ge k) $$
-
-    NaN where $\delta$ is (unknown).
-
-    >>> within_test(np.array([0.1] * 6), 1.0)[0].round(4).item()
-    0.0156
-    """
-    array = check_effects(effects, min_problems=1)
-    defined = ~np.isnan(array)
-    n, count = defined.sum(0), (defined & (np.abs(array) < delta)).sum(0)
-    return _most_of_all(np.where(np.isnan(delta), np.nan, count), np.asarray(n))
 
 
 def fewest_problems(n_tests: int, *, alpha: float = 0.05) -> int:
@@ -329,7 +299,6 @@ def benjamini_hochberg(p_values: CellCounts) -> Cells:
 
 
 def _as_family(p_values: CellCounts, adjusted: Callable[[np.ndarray], np.ndarray]) -> Cells:
-    """Adjust the p-values of all cells that are not NaN together."""
     p_values = np.asarray(p_values, dtype=np.float64)  # of a table's column: its own labels must not order it
     made, tested = np.full(p_values.shape, np.nan), ~np.isnan(p_values)
     if tested.any():

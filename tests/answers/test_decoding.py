@@ -103,7 +103,8 @@ def test_rows_that_go_on_draw_their_own_numbers_and_need_numbers() -> None:
     logits = torch.tensor([[0.0, 2.0], [torch.nan, 0.0]])
     going, stopped = row("a"), row("b")
     stopped.stop = "eos"
-    assert next_tokens([going, stopped], logits, Decoding(1))[0] == 1
+    for temperature in (0.0, 0.01):
+        assert next_tokens([going, stopped], logits, Decoding(1, temperature=temperature))[0] == 1
     with pytest.raises(ValueError, match="'b': the model gave logits that are no numbers"):
         next_tokens([going, row("b")], logits, Decoding(1))
     flat, free = torch.zeros(2, 1000), Decoding(1, temperature=2.0, top_p=0.9)

@@ -88,7 +88,7 @@ def test_pass_at_k_is_the_unbiased_one() -> None:
     assert_allclose(found.pass_at(2), [(0 + 0.5 + 1) / 3])
     assert found.pass_at(1).item() == found.table()["accuracy"].item() == pytest.approx(1 / 3)
     assert found.table()["pass_at_4"].item() == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="pass@5 needs k from 1 to the 4 samples"):
+    with pytest.raises(ValueError, match="pass@5 needs at least 5 samples of every problem, got 4"):
         found.pass_at(5)
 
 
