@@ -93,6 +93,10 @@ def test_a_users_own_hooked_transformer_of_another_build() -> None:
     FEATURES["decomposition"](ungrouped, pairs_for(ungrouped))
     for flag in ("use_attn_result", "use_hook_mlp_in", "use_split_qkv_input"):
         assert wrapped(**{flag: True}).stepper is not None
+    begun, own = torch.tensor([[*[word_tokenizer().pad_token_id] * 2, 5, 6]]), ungrouped.underlying
+    expected, own.tokenizer = ungrouped.run(begun).logits, word_tokenizer()  # TransformerLens masks what is its padding
+    own.tokenizer.padding_side, own.cfg.default_prepend_bos = "left", False
+    assert torch.equal(ungrouped.run(begun).logits, expected)
 
 
 def test_positions_of_a_table_are_whole_numbers() -> None:
