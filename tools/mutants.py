@@ -199,7 +199,7 @@ ROOMS = {
             *files("mechanism", "activation_shift arm decompose mediation span_reading"),
             *(TOLD, GROUPS, EXPRESSIONS),
             *only(KEPT, "shift decomposition mediation span shift_otherwise mediation_deeper span_behind"),
-            *only(KEPT, "decomposition_beside_words decomposition_beside_commas"),
+            *only(KEPT, "decomposition_beside_words"),
         ),
     ),
     "ground_truth": Room(

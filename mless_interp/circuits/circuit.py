@@ -121,7 +121,8 @@ class Circuit(Result):
                 found.append(f"Not confirmed on fresh problems: {listed(lost)}.")
             if special := [head for head in self.heads if head in where.specialists]:
                 by = where.settings.get("by")
-                found.append(f"{listed(special)} act in some strata of {by} only: pass the pairs of one stratum.")
+                acts = "acts" if len(special) == 1 else "act"
+                found.append(f"{listed(special)} {acts} in some strata of {by} only: pass the pairs of one stratum.")
         return [*found, *super().caveats()]
 
     @property
