@@ -84,8 +84,8 @@ class Verdicts(Measured):
         mful_effect | under a repeated word | | the head's effect where a repeated word is inserted
         matched_mass_effect | same attention elsewhere | | what removing as much attention from other tokens undoes
         shift_effect | under the gap alone | | the head's effect where positions are shifted and nothing is inserted
-        exceeds_random | > random words in | of exceeds_random_n | problems in which random words of the same length do less
-        exceeds_mass | > same attention in | of exceeds_mass_n | problems in which as much attention elsewhere does less
+        exceeds_random | > random words in | of exceeds_random_n | problems in which it exceeds these by the smallest effect
+        exceeds_mass | > same attention in | of exceeds_mass_n | problems in which it exceeds that by the smallest effect
         exceeds_random_n | with random words | | problems where random words were tried
         exceeds_mass_n | with attention elsewhere | | problems where as much attention elsewhere can be removed
         p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems

@@ -211,8 +211,8 @@ class Transfer(Cells[str]):
     smallest_effect: float = SMALLEST_EFFECT
 
     columns = columns_of("""
-        exceeded | more than this in | of n | problems in which the heads bring more than this control
-        p_exceeded | p, more than | p | that they bring more than this control in most problems, corrected
+        exceeded | more than this in | of n | problems in which they exceed this control by the smallest effect
+        p_exceeded | p, more than | p | that they exceed it by that in most problems, corrected
         spearman | rank correlation | | of the heads' and the insertion's effects over problems (Spearman)
     """)
     what = ("edit", "edits")

@@ -279,7 +279,8 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
     """
     p, q = _checked(p, q)
     middle = (p + q) / 2
-    lean = torch.where(middle > 0, (p - middle) / middle, 0)  # p = middle (1 + lean): near rows do not cancel
+    # p = middle (1 + lean): near rows do not cancel; of the smallest numbers a half is rounded, so that lean passes 1
+    lean = torch.where(middle > 0, (p - middle) / middle, 0).clamp(-1, 1)
     nats = middle * (torch.special.xlog1py(1 + lean, lean) + torch.special.xlog1py(1 - lean, -lean)) / 2
     return (nats.sum(-1) / math.log(2)).clamp(0, 1)
 

@@ -40,6 +40,10 @@ MASSIVE = 10.0
 OF_SINKS = ("span_sink_rate", "span_residual_norm", "span_first_residual_norm")
 
 
+def _told(conditions: Iterable[str]) -> str:
+    return "inserted" if "inserted" in conditions else list(conditions)[-1]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadScores(results.Result):
     """Attention metrics: `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for.
@@ -67,15 +71,20 @@ class HeadScores(results.Result):
         return ("label", "layer", "head", *self._usual(self.metrics))
 
     @property
+    def told(self) -> str:
+        """The condition that prints, tables and pictures are of: "inserted", or the last where that was not run."""
+        return _told(self.conditions)
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics that are here."""
         return tuple(self.values)
 
     def of(self, metric: str, condition: str | None = None) -> np.ndarray:
-        """Return one metric `[problem, layer, head]`; `condition` defaults to the last one that has it."""
+        """Return one metric `[problem, layer, head]`; `condition` defaults to "inserted", or the last one that has it."""
         results.place_of(metric, self.values, "metric")
         found = self.values[metric]
-        condition = list(found)[-1] if condition is None else condition
+        condition = _told(found) if condition is None else condition
         results.place_of(condition, found, f"{metric} of condition")
         return found[condition]
 
@@ -92,7 +101,7 @@ class HeadScores(results.Result):
     def table(self, condition: str | None = None) -> pd.DataFrame:
         """Return one row per head: each metric's mean over problems (median of those that may be infinite), its interval, the
         problems `_n` where it is defined and `_infinite`, uniform attention's `_null`, the twins' mean `_untrained`."""
-        condition = self.conditions[results.place_of(condition or self.conditions[-1], self.conditions, "condition")]
+        condition = self.conditions[results.place_of(condition or self.told, self.conditions, "condition")]
         columns: dict[str, object] = dict(results.head_columns(self.heads))
         for metric in self._in(condition):
             cells = self.by_group(results.of_heads(self.values[metric][condition], self.heads))
@@ -139,7 +148,7 @@ class HeadScores(results.Result):
             raise ValueError(
                 f"{metric} is undefined in every problem: what it compares (tokens before the span, rows) is not there"
             )
-        table = self.table(condition or list(self.values[metric])[-1])
+        table = self.table(condition or _told(self.values[metric]))
         wanted = dict.fromkeys((metric, *self._usual(self.metrics)))
         names = [name for each in wanted for name in (each, *ends_of(each)) if name in table]
         table = table.sort_values(metric, ascending=False, kind="stable", ignore_index=True).head(k)
@@ -161,7 +170,8 @@ class HeadScores(results.Result):
                 beside += f", the largest of untrained twins {np.mean(largest):.3g}"
             told.append(f"{metric} is largest in {row['label']} ({value}{beside})")
         of = f"{count_of(len(self.heads), 'head')}, means over {n}"
-        return f"{self.settings.get('insertion', 'No insertion')}: {'; '.join(told)} ({of})."
+        where = "" if self.told == "inserted" else f", condition {self.told}"
+        return f"{self.settings.get('insertion', 'No insertion')}{where}: {'; '.join(told)} ({of})."
 
     def details(self) -> list[str]:
         s, found = self.settings, []
@@ -183,15 +193,14 @@ class HeadScores(results.Result):
 
     @property
     def defined(self) -> list[str]:
-        """The metrics that are defined in any problem under the last condition."""
-        last = self.conditions[-1]
-        return [metric for metric in self._in(last) if not np.isnan(self.of(metric, last)).all()]
+        """The metrics that are defined in any problem under the condition that is told."""
+        return [metric for metric in self._in(self.told) if not np.isnan(self.of(metric, self.told)).all()]
 
     def printed(self) -> pd.DataFrame:
         """Return means (or medians, no costly intervals) of a few metrics, the largest first."""
         known = self.defined
         shown = known if len(known) <= 4 else [metric for metric in USUAL[:4] if metric in known] or known[:5]
-        means = {metric: results.of_heads(self.middle(metric, self.conditions[-1]), self.heads) for metric in shown}
+        means = {metric: results.of_heads(self.middle(metric, self.told), self.heads) for metric in shown}
         table = pd.DataFrame({"label": list(map(str, self.heads)), **means})
         return table.sort_values(shown[0], ascending=False, kind="stable") if shown else pd.DataFrame()
 
@@ -202,8 +211,8 @@ class HeadScores(results.Result):
         return results.Quantity(metric.unit, metric.signed)
 
     def shown(self) -> results.Shown:
-        table, where = self.table(), f"condition {self.conditions[-1]!r}"
-        here = self._in(self.conditions[-1])
+        table, where = self.table(), f"condition {self.told!r}"
+        here = self._in(self.told)
         first = self._usual(here)
         ends = ("", "_null", "_untrained", "_n", "_infinite")
         columns = ["label", "paper_label", *(m + end for m in first for end in ends if m + end in table)]
