@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -131,7 +132,6 @@ def compare(
         raise ValueError("compare takes two or more folders of finished runs, each once")
     for folder in folders:
         check_run(folder)  # before pandas and torch are imported
-    from ..runtime.base_result import ROWS
     from ..runtime.columns import TextTable
     from .runs_compared import compare_runs
 
@@ -139,5 +139,5 @@ def compare(
         found = compare_runs({str(folder): read(folder).results for folder in folders})
         said, heads = found.lines(), found.heads()
         if len(heads):
-            said += TextTable.of(heads.head(ROWS), "").lines()
+            said += TextTable.of(heads, "").lines(width=sys.maxsize)  # every run, every head
         line.tell("\n".join(said))

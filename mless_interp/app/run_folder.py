@@ -34,7 +34,7 @@ else:
 
 PAGE = "report.html"
 SHOWN = "shown"  # in a run's folder: what its page shows beside results (attention, prompts)
-MOST_LINES = 14  # that a command ends with, before the one that names its files
+MOST_LINES = 14  # that headlines of a command's other results may fill
 ALWAYS = (
     "Every run also writes results/ (for mi.load) and run.json, with --report report.html. A stopped run resumes when you "
     "start it again with the same settings."
@@ -125,7 +125,8 @@ def _keep_and_show(asked: line.Saving, name: str, computed: Computed, present: C
         first, *others = computed.results.values()
         notes = [words for note in computed.notes for words in textwrap.wrap(one_line(note), WIDTH)]
         more = [textwrap.shorten(one_line(each.headline()), WIDTH, placeholder=" ...") for each in others]
-        line.tell("\n".join([*first.lines(), *(notes or more)][:MOST_LINES]))
+        told = [*first.lines(), *notes]  # a sentence cut off may turn what the rest says
+        line.tell("\n".join([*told, *more[: max(0, MOST_LINES - len(told))]]))
         del computed  # the model goes before pictures are drawn
         asked.say("drawing pictures and writing tables ...")
         _finish(asked, present, report=asked.report)

@@ -337,14 +337,16 @@ class Parts(Measured):
 
 
 def concentration_words(of: Measured, total: np.ndarray, unit: str) -> list[str]:
-    """Say which few problems of a result carry most of an effect, and the mean without them."""
+    """Say which few problems of a result carry most of an effect, and the range of the mean as they are left out."""
     few, names = statistics.concentration(of.by_group(total)), list(dict.fromkeys(of.groups or of.problem_ids))
     if not few.share > 0.5 or len(names) < 6:  # of fewer, one always may
         return []
     n = len(few.problems)
     carry = f"{100 * few.share:.0f} % of the effect lies in {n} of {of.counted}"
-    mean = f"the mean ranges from {few.low:+.4f} to {few.high:+.4f} {unit}"
-    return [f"{carry} ({listed(names[at] for at in few.problems)}); without {'it' if n == 1 else 'them'} {mean}."]
+    mean = f"the mean is {few.low:+.4f} to {few.high:+.4f} {unit}"
+    return [
+        f"{carry} ({listed(names[at] for at in few.problems)}); with and without {'it' if n == 1 else 'them'} {mean}."
+    ]
 
 
 def share_words(row: Mapping[str, Any] | pd.Series) -> str:

@@ -186,7 +186,7 @@ class TextTable:
         """Return a row in words: every column's heading with its value, left to right."""
         return "; ".join(f"{column.heading} {cell}" for column, cell in zip(self.columns, self.rows[row], strict=True))
 
-    def lines(self) -> list[str]:
+    def lines(self, width: int = WIDTH) -> list[str]:
         """Return the table as a print shows it: as many columns as go into one line."""
         texts = []
         for at, column in enumerate(self.columns):
@@ -194,7 +194,7 @@ class TextTable:
             cut = [text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…" for text in cells]
             wide = max(map(len, (heading := one_line(column.heading), *cut)))
             texts.append([f"{text:{'<' if column.role == 'text' else '>'}{wide}}" for text in (heading, *cut)])
-        fit = max(1, sum(end <= WIDTH for end in accumulate(len(column[0]) + 2 for column in texts)))
+        fit = max(1, sum(end <= width for end in accumulate(len(column[0]) + 2 for column in texts)))
         fit -= any(column.role == "beside" for column in self.columns[fit : fit + 1])
         return ["  ".join(row[:fit]).rstrip() for row in zip(*texts, strict=True)]
 

@@ -42,6 +42,9 @@ def test_the_command_prints_the_heads_of_all_runs(tmp_path: Path, monkeypatch: p
     assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == ["head", "L0H1", "L1H0"]
     assert "\u202e" not in done.stdout and r"a\n\u202eb" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"one", "a\n\u202eb"}
+    for name in (more := [f"{'a' * 30}{at}" for at in range(4)]):
+        saved(tmp_path / name, located())
+    assert compare(*more).stdout.splitlines()[-3].split() == ["head", *more, "named", "in"]
     for arguments, words in ((("one", "./one"), "two or more folders"), (("one", "none"), "is no folder of a run")):
         done = compare(*arguments)
         assert done.exit_code == 2 and words in done.stderr and done.stderr.count("\n") == 1
