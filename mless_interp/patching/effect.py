@@ -320,10 +320,8 @@ class Parts(Measured):
         power = 100 * self.whole.detectable(len(SENSES) * max(self._n_tested, 1))
         found = f"one that does in {power:.0f} % of all problems is found at most 80 % of the time"
         how = f"prevalence test, {test}; smallest effect {self.whole.delta_words(self.unit)}; {found}"
-        return [
-            self.whole.details(self.unit),
-            *[f"Shown in most problems: {how}."] * bool(self.established and power > 0),
-        ]
+        whole = self.whole.details(self.unit)
+        return [whole, f"Shown in most problems: {how}."] if self.established and power > 0 else [whole]
 
     @property
     def _n_tested(self) -> int:

@@ -189,8 +189,13 @@ def by_count(array: np.ndarray, *, at_least: int) -> Iterator[tuple[np.ndarray, 
 def resample_weights(n: int, n_resamples: int, seed: int) -> np.ndarray:
     """Return how often each problem is drawn in each resample, `[resample, problem]`."""
     generator = derive_generator(seed, "bootstrap", n)
-    drawn = generator.integers(0, n, size=(n_resamples, n)) + n * np.arange(n_resamples)[:, None]
-    return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.uint16)
+    weights = np.empty((n_resamples, n), dtype=np.uint16)
+    rows = max(1, _CHUNK_VALUES // n)
+    for start in range(0, n_resamples, rows):
+        size = min(rows, n_resamples - start)
+        drawn = generator.integers(0, n, size=(size, n)) + n * np.arange(size)[:, None]
+        weights[start : start + size] = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
+    return weights
 
 
 def _means(x: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -34,16 +34,15 @@ def compare(*arguments: str) -> Any:
 
 
 def test_the_command_prints_the_heads_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved(tmp_path / "one", located())
-    saved(tmp_path / "a\n\u202eb", located())
+    names, more = {"one", "a\n\u202eb"}, [f"{'a' * 30}{at}" for at in range(4)]
+    for name in (*names, *more):
+        saved(tmp_path / name, located())
     monkeypatch.chdir(tmp_path)
     done = compare("one", "a\n\u202eb")
     assert done.exit_code == 0 and done.stdout.startswith("L0H1, L1H0 are named in both runs"), done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == ["head", "L0H1", "L1H0"]
     assert "\u202e" not in done.stdout and r"a\n\u202eb" in done.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"one", "a\n\u202eb"}
-    for name in (more := [f"{'a' * 30}{at}" for at in range(4)]):
-        saved(tmp_path / name, located())
+    assert {path.name for path in tmp_path.iterdir()} == {*names, *more}
     assert compare(*more).stdout.splitlines()[-3].split() == ["head", *more, "named", "in"]
     for arguments, words in ((("one", "./one"), "two or more folders"), (("one", "none"), "is no folder of a run")):
         done = compare(*arguments)

@@ -44,10 +44,12 @@ def test_bootstrap_chunks_do_not_change_the_result_and_each_is_drawn_once(monkey
     limits, sizes = intervals._limits, []
     monkeypatch.setattr(intervals, "_limits", lambda draws, *a, **k: sizes.append(len(draws)) or limits(draws, *a, **k))
     x = normal(33, 9, seed=4)
+    weights = intervals.resample_weights(33, 700, 0)
     one = st.bootstrap_interval(x, n_resamples=700)
     monkeypatch.setattr(intervals, "_CHUNK_VALUES", 1_500)
+    np.testing.assert_array_equal(weights, intervals.resample_weights(33, 700, 0))
     two = st.bootstrap_interval(x, n_resamples=700)
-    assert sizes == [9, 2, 2, 2, 2, 1] and intervals.resample_weights(33, 700, 0).dtype == np.uint16  # bounded memory
+    assert sizes == [9, 2, 2, 2, 2, 1] and weights.dtype == np.uint16, "memory is bounded"
     np.testing.assert_allclose([one.low, one.high], [two.low, two.high], rtol=1e-12)
 
 
