@@ -20,7 +20,7 @@ import torch
 from architecture_features import model_of, pairs_of
 from conftest import qwen2_tokenizer, word_tokenizer
 from jaxtyping import config
-from small_results import RESULTS, answered, asked_twice, certified, patched, rated, scored, uneven
+from small_results import OTHERS, RESULTS, answered, asked_twice, certified, patched, rated, scored, uneven
 
 import mless_interp as mi
 from mless_interp import statistics as st
@@ -39,7 +39,7 @@ from mless_interp.models.info import AttentionRule
 from mless_interp.patching import dose, effect, interventions, knockouts, outcomes, prepared, sweep, transplant
 from mless_interp.prompts import conditions, insertions, own_ids, pairs, problems, prompt, texts, token_classes
 from mless_interp.runtime import base_result, columns, loop, text_safety, workers
-from mless_interp.scores import catalogue, streaming
+from mless_interp.scores import catalogue, score, streaming
 from mless_interp.statistics import intervals, prevalence
 
 KEPT = Path(__file__).with_name("kept_expressions.txt")

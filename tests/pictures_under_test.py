@@ -30,6 +30,7 @@ views = mi.views
 NAN = np.nan
 BARS = pd.DataFrame({"model": list("bbaa"), "treatment": ["none", "mless"] * 2, "percent": [64.0, 66, 73, 76]})
 BARS = BARS.assign(low=[NAN, NAN, 70, 70], high=[NAN, NAN, 80, 85], n=[NAN, NAN, 50, 50])
+KNOCKED_OUT = {name: NAN * x if "mediated" in name else x for name, x in small.measures(1.0, 12).items()}
 SEEN, GAP = mi.Head(0, 13), {"gap": small.profiled().received["base"]}
 
 
@@ -106,6 +107,9 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "bars_of_models, many": lambda: views.bars_of_models(MANY.assign(high=NAN), "printed"),
     "forest, a column": lambda: views.forest(small.patched(12), value="median", top=4),
     "forest, named": lambda: views.forest(small.located(), top=1),
+    "forest, no effect": lambda: views.forest(
+        replace(small.located(), total=0 * small.located().total, controls={}, values=KNOCKED_OUT)
+    ),
     "forest, heads against the effect": lambda: views.forest(small.OTHERS["LocatedHeads, two against"]()),
     "forest, chosen heads": lambda: views.forest(small.located(), heads=["L1H0", "L0H0"]),
     "summary_plot": lambda: views.summary_plot(small.answered(n=20).compare_all(), top=1),
@@ -172,9 +176,7 @@ def page_of(result: Any, **options: Any) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "page, no effect": lambda: page_of(small.patched(donor=np.array([1.0, -1.0, 1.0, -1.0]))),
-    "page, lowered sweep": lambda: page_of(
-        replace(made := small.patched(12), donor=-made.donor, receiving=-made.receiving, patched=-made.patched)
-    ),
+    "page, lowered sweep": lambda: page_of(small.patched(12)),
     "page, known": lambda: page_of(small.placed(), known=True),
     "page, lowered": lambda: page_of(small.located(-1.0), heading=None),
     "page, many tables": lambda: page_of(replace(small.located(), confirmation=small.confirmed())),
@@ -250,7 +252,7 @@ def parts(axes: Axes) -> Iterator[str]:
     yield f"axes: {axes.get_title()!r} {axes.title.get_fontsize():g}, {plain((*axes.get_xlim(), *axes.get_ylim()))}"
     for axis in (axes.xaxis, axes.yaxis):
         words, ticks = axis.label, axis.get_major_ticks()
-        labels = [each.get_text() for each in axis.get_ticklabels()]
+        labels = [each.get_text() for each in axis.get_ticklabels(which="both")]
         first = ticks[0].label1 if ticks else axis.label
         yield (
             f"axis: {words.get_text()!r} {plain(words.get_fontsize())} {axis.get_scale()}, at {plain(axis.get_ticklocs())}, "

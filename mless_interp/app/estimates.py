@@ -33,6 +33,7 @@ from ..patching.knockouts import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
 from ..patching.sweep import Sweep, patch_heads, sweep_heads
+from ..prompts.conditions import CONTRASTS
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
@@ -336,8 +337,9 @@ class _Work:
             wanted = ["direct", "edges", "sites", "positions", "writes"]
             traced = partial(trace_circuit, heads=some_heads, parts=wanted, mlps="all", outcome=self.outcome.name)
             parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = spent(tested, traced)
-            gates, how = gate_row(some_heads, model.info)[None], {"label": "sets", "settings": {}, "options": quiet}
-            sets = extrapolated(lambda count: gated_outcomes(one, torch.cat([gates] * count), **how), N_SETS)
+            gates = gate_row(some_heads, model.info)[None]
+            each: Arguments = {"label": "sets", "settings": {}, "contrast": CONTRASTS["content"], "options": quiet}
+            sets = extrapolated(lambda count: gated_outcomes(one, torch.cat([gates] * count), **each), N_SETS)
             parts["sets of heads"] = tested * sets
         return parts
 

@@ -522,7 +522,7 @@ class CircuitCurve(Measured):
         first, last = self.sizes[at - 1] + 1, self.sizes[at]
         size = last if first >= last else f"{first} to {last}"
         of = f"{size} of {count_of(len(self.ranking), 'head')}"
-        cpr = "CPR {:.2f}, reversed {:.2f}".format(*self.cpr[:2])
+        cpr = "CPR {:.2f}, reversed {:.2f}".format(*self.cpr)
         return f"{whole}; half of it returns with the first {of} ({cpr})."
 
     def rest(self) -> str:

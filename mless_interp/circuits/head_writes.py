@@ -140,7 +140,7 @@ def _of_unit(flow: Flow, heads: Sequence[Head]) -> list[dict[str, np.ndarray]]:
 def _relative(scores: Tensor, visible: Tensor, rows: Tensor, base: Tensor) -> Tensor:
     """Subtract from scores their mean over `base` keys `[b, src]` a row sees: mean over rows, `[b, H, src]`; NaN: unseen."""
     seen = visible[:, :, rows.to(visible.device)]
-    scores = scores[:, :, rows.to(scores.device)].where(seen, 0)
+    scores = scores[:, :, rows.to(scores.device)]
     among = seen & base[:, None, None]
     n_base = among.sum(-1, keepdim=True)
     seen = seen & (n_base > 0)
@@ -196,8 +196,8 @@ def _looked_at(
     nothing = np.full(len(scores[0]), np.nan)
     table = np.array([[known.get(key, nothing) for key in usual] for known in of_problem])  # [problem, key, head]
     table = table.reshape(len(pairs), len(usual), len(nothing)).swapaxes(1, 2)
-    mean, each = defined_mean(by_group(table, groups, mean=True), axis=0), min(top, len(usual) // 2)
-    order = np.argsort(-mean, axis=-1, kind="stable")  # undefined ones come last
+    mean, each = defined_mean(by_group(table, groups, mean=True)), min(top, len(usual) // 2)
+    order = np.argsort(-mean, kind="stable")  # undefined ones come last
     chosen = [[(-1, 0)] * 2 * top for _ in nothing]
     values = np.full((len(pairs), len(nothing), 2 * top), np.nan)
     for head, n_known in enumerate(np.isfinite(mean).sum(-1)):

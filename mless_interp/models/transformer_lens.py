@@ -447,8 +447,8 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Fo
     if layer.norms.after_attention is not None and layer.norms.before_attention is not None:  # Gemma 2 and 3
         made |= {
             "use_normalization_before_and_after": True,
-            "attn_scores_soft_cap": getattr(config, "attn_logit_softcapping", None) or -1.0,
-            "output_logits_soft_cap": getattr(config, "final_logit_softcapping", None) or -1.0,
+            "attn_scores_soft_cap": config.attn_logit_softcapping or -1.0,
+            "output_logits_soft_cap": config.final_logit_softcapping or -1.0,
         }
     return made if positions.learned else made | _rotary_config(config, positions, info.d_head)
 

@@ -131,7 +131,7 @@ def gated_outcomes(
     *,
     label: str,
     settings: Settings,
-    contrast: Contrast = CONTRASTS["content"],
+    contrast: Contrast,
     options: RunOptions = RunOptions(),
 ) -> np.ndarray:
     """Read the outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1, in the

@@ -190,7 +190,7 @@ def draw_forest(axes: Axes, rows: Sequence[str], series: Sequence[tuple[str, np.
     height = 0.7 / max(1, len(series))
     line: Style = {"linestyle": "none", "capsize": 2.5, "linewidth": 1.1, "markersize": 4.5}
     for number, (name, values, style) in enumerate(series):
-        at = places + (0.35 - (number + 0.5) * height if len(series) > 1 else 0.0)
+        at = places + (0.35 - (number + 0.5) * height)
         axes.errorbar(values[0], at, xerr=reach_of(values), label=shortened(name), **line | style)
     axes.axvline(color="0.4", linewidth=0.8)
     name_ticks(axes.yaxis, rows, places)

@@ -250,31 +250,6 @@ def test_what_is_just_allowed_and_just_not() -> None:
     same(attention.within_span_entropy(rows, span=marks(F, F, T), visible=seen), NAN)
 
 
-def test_defaults_are_the_documented_ones() -> None:
-    span = torch.arange(30) >= 20
-    steps = torch.arange(30.0)
-    same(recovery.onset_step(steps, span=span), 5.0)  # 20 .. 24 against 15 .. 19
-    same(recovery.recovery_latency(torch.arange(20.0), torch.tensor([13.0])), 5.0)  # of 5 .. 9 the mean is over 13 / 2
-    same(received.sink_rate(torch.tensor([0.31, 0.29]), marks(T, T)), 0.5)
-    counts = torch.tensor([4, 3, 2])
-    same(received.received_attention(torch.tensor([1.0, 1.0, 1.0]), counts), [0.25, 1 / 3, NAN])
-    assert received.received_attention(*received.received_sums(HALF)).isnan().all(), "no column has 3 rows below it"
-    ratio = 0.3 - 0.2 * torch.exp(-torch.arange(8.0) / 2)
-    known = [recovery.recovery_time_constant(x).isfinite().item() for x in (ratio[:7], ratio)]
-    assert known == [False, True] and recovery.recovery_time_constant(ratio[:7], min_points=7).isfinite()
-    tiny = torch.tensor([1e-9, 1.0], dtype=torch.float64)
-    same(recovery.aligned_ratio(tiny, tiny), 1.0)
-    same(recovery.aligned_ratio(tiny * 1e-4, tiny), [NAN, 1e4])
-    same(recovery.recovery_ratio(tiny, before=marks(T, F), after=marks(F, T)), 1e9)
-    same(recovery.recovery_ratio(tiny * 1e-4, before=marks(T, F), after=marks(F, T)), NAN)
-    same(recovery.span_collapse(tiny, span=marks(F, T), reference=marks(T, F)), 1 - 1e9)
-    same(recovery.span_collapse(tiny * 1e-4, span=marks(F, T), reference=marks(T, F)), NAN)
-    nearly = torch.tensor([0.96, 0.93, 1.0], dtype=torch.float64)
-    segment = {"before": marks(F, F, T), "span": marks(F, T, F), "after": marks(T, F, F)}
-    same(recovery.recovery_fraction(nearly, **segment), 3 / 7)
-    same(recovery.recovery_fraction(nearly + 0.5, **segment), NAN)  # a step of .07 in 1.5
-
-
 def test_limits_of_mass_by_default() -> None:
     for mass, sinkless, inside in ((1e-6, T, T), (5e-7, F, T), (1e-8, F, T), (5e-9, F, F)):
         row = torch.tensor([[1 - mass, mass / 2, mass / 2]], dtype=torch.float64)

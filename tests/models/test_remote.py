@@ -38,7 +38,6 @@ def both(tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return here, there, server
 
 
-@pytest.mark.slow
 def test_runs_records_and_sweeps_are_equal_to_those_here(both: Any) -> None:
     here, there, server = both
     pairs = pairs_for(here, count=2)

@@ -2,7 +2,9 @@
 
 import base64
 import io
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -58,17 +60,34 @@ def test_drawing_touches_nothing_global(tmp_path: Any) -> None:
 
     before = dict(matplotlib.rcParams)
     picture = mi.views.head_map(patched())
-    assert picture.save(tmp_path / "map.png").read_bytes()[:4] == picture._repr_png_()[:4] == b"\x89PNG"
+    with matplotlib.rc_context({"savefig.format": "svg"}):
+        assert picture.save(tmp_path / "map.png").read_bytes()[:4] == picture._repr_png_()[:4] == b"\x89PNG"
+        (part,) = mi.Report("T", question="Q?").figure(picture, "words").parts
     mi.views.accuracy_bars(answered())._repr_png_()
     assert picture.seen == {"saved"} and mi.views.head_map(patched()).seen == set()
     small, large = (
         Image.open(io.BytesIO(each)).size for each in (picture._repr_png_(), (tmp_path / "map.png").read_bytes())
     )
     assert np.array(large) / small == pytest.approx(150 / 110, rel=0.01)
-    (part,) = mi.Report("T", question="Q?").figure(picture, "words").parts
     assert (part.kind, part.text, part.width) == ("picture", "words", large[0])
     assert Image.open(io.BytesIO(base64.b64decode(part.source))).size == large
     assert dict(matplotlib.rcParams) == before and not _pylab_helpers.Gcf.figs
+
+
+def test_what_is_made_in_a_notebook_shows_itself_after_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    after: list[Any] = []
+    shown: list[Any] = []
+    events = SimpleNamespace(register=lambda _, show: after.append(show), unregister=lambda _, show: after.remove(show))
+    shell = SimpleNamespace(kernel="a notebook's", events=events)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shown.append))
+    for ends_well, seen in ((True, set()), (True, {"saved"}), (False, set())):
+        picture = mi.views.head_map(patched())
+        picture.seen |= seen
+        after[0](SimpleNamespace(success=ends_well))
+        assert shown.pop(0) is picture if ends_well and not seen else not (shown or after)
+    del shell.kernel
+    assert mi.views.head_map(patched()) and not after, "in a terminal's IPython it does not"
 
 
 def test_one_head_far_from_the_others_does_not_pale_them_unless_it_is_named() -> None:
