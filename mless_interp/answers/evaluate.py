@@ -60,7 +60,7 @@ def evaluate_accuracy(
         are counted as cut off.
     stop_after_box : stop after the first balanced box that is not empty, as well as at end-of-sequence tokens.
     checkpoint : a .jsonl file that receives each answer, graded, as soon as it ends. A stopped run goes on from there with the
-        same settings, also with more problems (or fewer).
+        same settings, also with more problems (or fewer) where `max_new_tokens` is given, or its default 2048.
     engine : "hugging_face" (batched, with a key-value cache: every bridge and nnsight model), "forward" (a whole forward
         pass per token: HookedTransformer), "vllm" or a `Vllm` (a process of its own, insertions only), or "auto". Batched and
         single answers are equal up to rounding: in half precision, near-ties can fall either way.

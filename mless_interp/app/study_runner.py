@@ -168,7 +168,7 @@ def read_study(study: str | Path | Mapping[str, object] | Study) -> Study:
         meant = nearest(study, INCLUDED)
         raise FileNotFoundError(f"no study at {str(path)!r}{meant}: give a .toml file, or one of {', '.join(INCLUDED)}")
     try:
-        return _study(tomllib.loads(path.read_text(encoding="utf-8")))
+        return _study(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except (ValueError, TypeError) as error:  # what is no TOML is a ValueError too
         raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{path.name}: {error}") from error
 

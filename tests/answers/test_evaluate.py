@@ -59,7 +59,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- answers
 
 
-@pytest.mark.slow
 def test_every_treatment_answers_its_own_prompts(
     demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults
 ) -> None:

@@ -110,7 +110,6 @@ PLANTED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_exactly_the_planted_edges_come_back(name: str) -> None:
     settings, directions = PLANTED[name]
@@ -250,7 +249,6 @@ def test_the_tokens_themselves_carry_everything_and_the_question_nothing(directi
     assert np.abs(found.total).min() > 1e-3 and found.settings["contrast"] == "replaced"
 
 
-@pytest.mark.slow
 def test_a_writer_in_the_rows_of_the_span_is_found() -> None:
     writer, relay, idle = mi.Head(0, 5), mi.Head(1, 2), mi.Head(0, 7)
     made = planted_model([], [], relayed={relay: writer}, n_heads=8, n_key_value_heads=2, seed=1)

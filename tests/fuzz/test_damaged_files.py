@@ -94,7 +94,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*the last line was cut off and is computed again")
 @fuzz(few=60, share=10, **damages)
 def test_a_damaged_checkpoint_never_changes_a_number(checkpoint: bytes, which: int, where: float, how: str) -> None:

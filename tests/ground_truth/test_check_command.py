@@ -28,7 +28,6 @@ def check(*arguments: Any) -> Any:
     return CliRunner().invoke(app, ["check", *map(str, arguments), "--no-progress"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float64", marks=needs_hooked_transformer)])
 def test_the_tolerance_follows_the_dtype(dtype: str, tiny_model_dir: Callable[[str], Path]) -> None:
     backend = "hooked_transformer" if dtype == "float64" else "bridge"
@@ -46,7 +45,6 @@ def ignores_edits(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
     return run(inputs, **{**options, "edits": None})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lie", "names"),
     [(ignores_positions, {"I1", "I2", "I4", "I6"}), (ignores_the_mask, {"I6", "I7"}), (ignores_edits, {"I9"})],
@@ -163,7 +161,6 @@ def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(
     assert done.exit_code == 1 and "failed its check: the rows do not sum to 1" in done.output
 
 
-@pytest.mark.slow
 def test_a_failure_ends_with_exit_code_1(
     tiny_model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

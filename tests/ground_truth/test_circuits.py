@@ -169,7 +169,6 @@ def test_prevalence_names_what_is_in_most_problems_and_not_what_is_in_a_few() ->
     assert effect[named].min() > 0.25 and np.abs(effect[~named]).max() < 0.05
 
 
-@pytest.mark.slow
 def test_where_nothing_is_planted_no_head_is_named() -> None:
     silent = planted_model(null=True, noise=0.0, n_heads=8)
     assert {each.verdict for each in expected_of(silent).values()} == {"undecided"}

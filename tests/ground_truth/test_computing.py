@@ -42,7 +42,6 @@ def test_locating_gives_every_head_the_verdict_that_it_declares(contrast: str, s
     )
 
 
-@pytest.mark.slow
 def test_shift_and_total_name_carriers_alone() -> None:
     _, model, asked = computing()
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 20, after="question"))

@@ -37,7 +37,6 @@ def test_the_hardest_allowed_layout_keeps_every_head_above_the_threshold() -> No
     assert differing(expected_of(made), judged(made, 12, n_tokens=110)) == {}
 
 
-@pytest.mark.slow
 def test_the_readers_and_no_others_read_in_long_prompts() -> None:
     made = planted_model()
     asked = made.problems(2, seed=3, n_clauses=(40, 42))

@@ -93,7 +93,6 @@ def test_shares_are_of_what_heads_write_together(contrast: str, runs: tuple[str,
         assert found.of("share", contrast)[0, layer] == pytest.approx(shares.numpy(), abs=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [{"seed": 1}, {"seed": 5, "random": True}], ids=str)
 def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
     """Readers write Sigma, mediators only what came from upstream, a silent decoy attends and writes nothing; a share is

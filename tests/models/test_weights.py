@@ -182,7 +182,6 @@ def in_memory(kind: str = "gemma3") -> SimpleNamespace:
     return SimpleNamespace(name="mine", hf_model=tiny_model(kind, tokenizer), tokenizer=tokenizer)
 
 
-@pytest.mark.slow
 def test_the_same_weights_have_one_hash_on_every_backend_and_in_memory(tiny_model_dir: Any) -> None:
     loaded = [mi.load_model(tiny_model_dir("gemma3"), backend=name) for name in ("auto", "bridge", "nnsight")]
     loaded.append(mi.load_model(in_memory(), backend="bridge"))
@@ -289,7 +288,6 @@ def test_a_model_in_memory_stays_as_it_was(backend: str) -> None:
     assert torch.equal(model.run(TOKENS).logits, before), "no weight is shared"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_threads_may_use_models(backend: str, tiny_model_dir: Any) -> None:
     """One edits a layer and hides keys, the other runs plainly and replays."""

@@ -111,7 +111,6 @@ def test_closing_all_heads_is_the_clean_run(way: str, contrast: str, place: str,
     assert np.abs(values[:, 0] - values[:, 1]).min() > 1e-4
 
 
-@pytest.mark.slow
 @PLACE
 def test_gate_gradients_of_computed_add_up(place: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")

@@ -42,7 +42,6 @@ def test_before_the_question_it_is_exactly_nothing_and_a_span_that_is_only_read_
     assert np.abs(kept(pairs).carried).max() < 0.02 and (kept(pairs).values != kept(prefixed).values).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
 def test_it_is_the_donor_s_rotated_keys_and_values_at_the_receiver_s_positions(

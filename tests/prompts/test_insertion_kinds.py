@@ -169,7 +169,6 @@ UNEVEN = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("insertion", [Insertion.repeat_question(), Insertion.from_key("hint")])
 def test_analyses_take_spans_of_several_lengths(insertion: Insertion, model: Any) -> None:
     pairs = make_pairs(model, UNEVEN, insertion)

@@ -84,7 +84,6 @@ def test_heads_against_the_effect_are_said_to_be_so() -> None:
 
 
 @needs_hooked_transformer
-@pytest.mark.slow
 def test_what_others_published_comes_out(shared_dir: Path) -> None:
     folder = shared_dir / "models" / "published"
     if not folder.is_dir():
