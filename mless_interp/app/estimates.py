@@ -48,12 +48,12 @@ from .study_runner import Study, pairs_of, read_study
 COSTS = {
     "sweep": (2, 1),
     "locate": (2, 4),
-    "profiles": (4, 0),
+    "profiles": (6, 0),
     "mechanism": (22, 0),
     "accuracy": (0, 0),
     "circuit": (10, 6),
 }
-"""Whole passes and exact sweeps of a problem where nothing can be timed; of a circuit as on models of 4 to 28 layers."""
+"""Whole passes and exact sweeps of a problem where nothing can be timed, between what small and wide models take."""
 OF_A_CONTRAST = 3  # whole passes of a problem, and one more for its attention, in a study
 N_NAMED = 8  # heads that are taken to be in a circuit
 N_SETS = 400  # sets of heads that a search measures on a problem, about: sufficient, necessary and random ones
