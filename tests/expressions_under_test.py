@@ -41,6 +41,7 @@ from mless_interp.prompts import conditions, insertions, own_ids, pairs, problem
 from mless_interp.runtime import base_result, columns, loop, text_safety, workers
 from mless_interp.scores import catalogue, score, streaming
 from mless_interp.statistics import intervals, prevalence
+from mless_interp.views.circuitsvis import View
 
 KEPT = Path(__file__).with_name("kept_expressions.txt")
 nan, inf = float("nan"), float("inf")

@@ -43,6 +43,24 @@ def by_value() -> Any:
     return replace(found := small.traced(), values=found.values * (np.arange(7) != 2))
 
 
+def seven_heads() -> Any:
+    """The later a head, the more it receives, but without the tokens at their positions: there the less."""
+    found, more = small.profiled(), 1 + np.arange(7)[:, None]
+    received = {name: tuple(row * more for row in rows) for name, rows in found.received.items()}
+    uniform = {name: tuple(row + 0 * more for row in rows) for name, rows in found.uniform.items()}
+    of = {"received": received | {"gap": tuple(row[::-1] for row in received["base"])}}
+    of["uniform"] = uniform | {"gap": uniform["base"]}
+    return replace(found, conditions=("base", "inserted", "gap"), heads=tuple(mi.Head(0, at) for at in range(7)), **of)
+
+
+def by_mlps() -> Any:
+    """Both heads act through the MLPs of their layers."""
+    edges = tuple(
+        map(mi.Edge.parse, ("L0H1 -> MLP0", "MLP0 -> L1H0", "L1H0 -> MLP1", "MLP1 -> logits", "MLP0 -> MLP1"))
+    )
+    return replace(small.traced(), cells=edges, values=small.traced().values[:, 2:7])
+
+
 def skewed() -> Any:
     """An effect of -1 in most problems and +90 in one has a positive mean; what is claimed of edges is not of means."""
     total = np.array([-1.0] * 15 + [90.0])
@@ -107,6 +125,10 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "bars_of_models, many": lambda: views.bars_of_models(MANY.assign(high=NAN), "printed"),
     "forest, a column": lambda: views.forest(small.patched(12), value="median", top=4),
     "forest, named": lambda: views.forest(small.located(), top=1),
+    "forest, no smallest effect": lambda: views.forest(replace(small.located(), smallest_effect=0.0, resolution=0.0)),
+    "summary_plot, several units": lambda: views.summary_plot(small.mediated(), value="mean"),
+    "path_graph, both MLPs": lambda: views.path_graph(by_mlps()),
+    "profiles, three conditions": lambda: views.profiles(seven_heads()),
     "forest, no effect": lambda: views.forest(
         replace(small.located(), total=0 * small.located().total, controls={}, values=KNOCKED_OUT)
     ),
@@ -254,8 +276,9 @@ def parts(axes: Axes) -> Iterator[str]:
         words, ticks = axis.label, axis.get_major_ticks()
         labels = [each.get_text() for each in axis.get_ticklabels(which="both")]
         first = ticks[0].label1 if ticks else axis.label
+        scale = f"{axis.get_scale()}{getattr(axis.get_transform(), 'linthresh', '')}"
         yield (
-            f"axis: {words.get_text()!r} {plain(words.get_fontsize())} {axis.get_scale()}, at {plain(axis.get_ticklocs())}, "
+            f"axis: {words.get_text()!r} {plain(words.get_fontsize())} {scale}, at {plain(axis.get_ticklocs())}, "
             f"{labels}, {told(first)}"
         )
     colour = to_hex(axes.get_facecolor())

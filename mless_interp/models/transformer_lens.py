@@ -405,7 +405,7 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, na
         raise ModelError(f'{name!r}: converting {architecture} {where}; use backend="bridge"')
     hooked.tokenizer = tokenizer  # kept with the object, for whoever takes it out and wraps it again
     hooked = hooked.to(hf_model.device, print_details=False).eval()
-    return HookedTransformerModel(hooked, name=name, tokenizer=tokenizer)
+    return HookedTransformerModel(hooked, name=name)
 
 
 def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Foreign]:

@@ -250,17 +250,6 @@ def test_what_is_just_allowed_and_just_not() -> None:
     same(attention.within_span_entropy(rows, span=marks(F, F, T), visible=seen), NAN)
 
 
-def test_limits_of_mass_by_default() -> None:
-    for mass, sinkless, inside in ((1e-6, T, T), (5e-7, F, T), (1e-8, F, T), (5e-9, F, F)):
-        row = torch.tensor([[1 - mass, mass / 2, mass / 2]], dtype=torch.float64)
-        block = {"visible": marks(T, T, T)[None]}
-        first, rest = marks(T, F, F), marks(F, T, T)
-        assert attention.entropy_without_sink(row, sink=first, **block).isfinite().item() is sinkless
-        assert attention.within_span_entropy(row, span=rest, **block).isfinite().item() is inside
-        assert attention.non_sink_span_mass(row, span=marks(F, F, T), sink=first, **block).isfinite().item() is inside
-        assert attention.renormalised_rows(row, alignment=torch.tensor([1, 2])).isfinite().all().item() is inside
-
-
 def test_width_and_place_of_one_token_are_allowed() -> None:
     same(recovery.onset_step(torch.tensor([1.0, 0.25, 1.0]), span=marks(F, T, F), width=1), -0.75)
     same(recovery.running_median(torch.tensor([1.0, NAN, 3.0]), width=1), [1.0, NAN, 3.0])

@@ -77,14 +77,15 @@ def test_drawing_touches_nothing_global(tmp_path: Any) -> None:
 def test_what_is_made_in_a_notebook_shows_itself_after_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     after: list[Any] = []
     shown: list[Any] = []
-    events = SimpleNamespace(register=lambda _, show: after.append(show), unregister=lambda _, show: after.remove(show))
+    register, unregister = (lambda *of: after.append(of)), (lambda *of: after.remove(of))
+    events = SimpleNamespace(register=register, unregister=unregister)
     shell = SimpleNamespace(kernel="a notebook's", events=events)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shown.append))
     for ends_well, seen in ((True, set()), (True, {"saved"}), (False, set())):
         picture = mi.views.head_map(patched())
         picture.seen |= seen
-        after[0](SimpleNamespace(success=ends_well))
+        after[0][1](SimpleNamespace(success=ends_well))
         assert shown.pop(0) is picture if ends_well and not seen else not (shown or after)
     del shell.kernel
     assert mi.views.head_map(patched()) and not after, "in a terminal's IPython it does not"
