@@ -22,7 +22,7 @@ from ..prompts.pairs import PromptPair
 from ..runtime.base_result import interval_columns, limits_of, place_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..statistics import defined_mean, holm, median_interval, sign_test
+from ..statistics import defined_mean, fewest_problems, holm, median_interval, sign_test
 from .activations import PARALLEL, VALUES, check_widths, near_zero
 from .decompose import Read
 
@@ -107,10 +107,13 @@ class Mediation(Measured):
         told = {name: _with_interval(here.loc[name]) for name in ("scale", "bias", "both")}
         where = f"layer {s.get('layer')}" if s.get("all_heads", True) else listed(s["heads"])
         sure = [name for name in told if here.loc[name, "p_corrected"] < self.level]
+        shown = f"shown in most problems: {', '.join(sure) or 'none of these'}"
+        if self.n_groups < (needed := fewest_problems(2 * len(EFFECTS), alpha=self.level)):
+            shown = f"too few to show any of these in most problems ({needed} needed)"
         return (
             f"Through {where} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}; "
             f"only its scale: {told['scale']}; only its bias: {told['bias']} (medians over "
-            f"{self.counted}); shown in most problems: {', '.join(sure) or 'none of these'}."
+            f"{self.counted}); {shown}."
         )
 
     def details(self) -> list[str]:

@@ -229,7 +229,7 @@ class DoseResponse(Measured):
             together = f"{self.counted}, too few for an interval of all {len(self.doses)} doses at once"
         grows = f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} per unit of ln N"
         amount = f"{moved:+#.3g} {self.unit}{limits_of(low, high, '+#.3g')} (median, {together})"
-        heads = f"layer {self.layer}, mean of {count_of(len(self.heads), 'head')}"
+        heads = f"layer {self.layer}, as inserted, mean of {count_of(len(self.heads), 'head')}"
         return f"{said}: {amount}; the log odds of attending to the span ({heads}) grow by {grows}."
 
     def details(self) -> list[str]:

@@ -37,7 +37,7 @@ def _is_own(value: Any) -> bool:
     if isinstance(value, partial):
         return any(map(_is_own, (value.func, *value.args, *value.keywords.values())))
     of = value if isinstance(value, FunctionType | type) else type(value)
-    module = (value.__name__ if isinstance(value, ModuleType) else of.__module__).partition(".")[0]
+    module = (value.__name__ if isinstance(value, ModuleType) else of.__module__ or "").partition(".")[0]
     installed = "site-packages" in str(getattr(sys.modules.get(module), "__file__", ""))
     return not installed and module not in (*sys.stdlib_module_names, "mless_interp")
 
