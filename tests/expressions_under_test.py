@@ -20,7 +20,7 @@ import torch
 from architecture_features import model_of, pairs_of
 from conftest import qwen2_tokenizer, word_tokenizer
 from jaxtyping import config
-from small_results import OTHERS, RESULTS, answered, asked_twice, certified, patched, rated, scored, uneven
+from small_results import OTHERS, RESULTS, answered, asked_twice, certified, doses, patched, rated, scored, uneven
 
 import mless_interp as mi
 from mless_interp import statistics as st
@@ -41,7 +41,9 @@ from mless_interp.prompts import conditions, insertions, own_ids, pairs, problem
 from mless_interp.runtime import base_result, columns, loop, text_safety, workers
 from mless_interp.scores import catalogue, score, streaming
 from mless_interp.statistics import intervals, prevalence
+from mless_interp.views import draw
 from mless_interp.views.circuitsvis import View
+from mless_interp.views.report import Block, Report
 
 KEPT = Path(__file__).with_name("kept_expressions.txt")
 nan, inf = float("nan"), float("inf")

@@ -43,6 +43,12 @@ def by_value() -> Any:
     return replace(found := small.traced(), values=found.values * (np.arange(7) != 2))
 
 
+def two_contrasts() -> Any:
+    found = small.studied()
+    effects = {name: {"content": one["content"], "shift": one["content"]} for name, one in found.effects.items()}
+    return replace(found, contrasts=("content", "shift"), effects=effects)
+
+
 def seven_heads() -> Any:
     """The later a head, the more it receives, but without the tokens at their positions: there the less."""
     found, more = small.profiled(), 1 + np.arange(7)[:, None]
@@ -125,6 +131,8 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "bars_of_models, many": lambda: views.bars_of_models(MANY.assign(high=NAN), "printed"),
     "forest, a column": lambda: views.forest(small.patched(12), value="median", top=4),
     "forest, named": lambda: views.forest(small.located(), top=1),
+    "activation_histograms, an empty bin": lambda: views.activation_histograms(small.activations(100)),
+    "study_effects, two contrasts": lambda: views.study_effects(two_contrasts()),
     "forest, no smallest effect": lambda: views.forest(replace(small.located(), smallest_effect=0.0, resolution=0.0)),
     "summary_plot, several units": lambda: views.summary_plot(small.mediated(), value="mean"),
     "path_graph, both MLPs": lambda: views.path_graph(by_mlps()),

@@ -530,7 +530,7 @@ class CircuitCurve(Measured):
         return f"{given}; the other {self.n_tail} follow by layer." if self.n_tail else ""
 
     def printed(self) -> pd.DataFrame:
-        made = super().printed().drop(columns=["reversed"] * bool(self.n_tail), errors="ignore")
+        made = super().printed().drop(columns=["reversed"] * bool(self.n_tail))
         return made if "faithfulness" in made else made.head(0)  # no curve, no sizes
 
     def details(self) -> list[str]:

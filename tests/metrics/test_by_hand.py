@@ -260,24 +260,6 @@ def test_width_and_place_of_one_token_are_allowed() -> None:
     )
 
 
-def test_zero_and_undefined_are_told_apart() -> None:
-    zero, some = torch.zeros(3), torch.tensor([0.0, 2.0, 4.0])
-    left = recovery.peak_attenuation(some, torch.tensor([1.0, 1.0, 2.0]), peaks=marks(T, T, T))
-    same(left, 0.5)  # no share of nothing
-    same(recovery.aligned_recovery(zero, some, tokens=marks(T, T, T)), NAN)
-    same(recovery.aligned_recovery(some, zero, tokens=marks(T, T, T)), 0.0)
-    same(recovery.aligned_recovery(some, torch.tensor([NAN, 1.0, NAN]), tokens=marks(T, T, T)), 0.5)
-    same(outputs.value_cosine(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), span=marks(T, T)), NAN)
-    same(outputs.value_spectral_share(torch.zeros(2, 2), span=marks(T, T)), NAN)
-    same(outputs.value_effective_rank(torch.zeros(2, 2), span=marks(T, T)), NAN)
-    same(outputs.direction_coherence(torch.zeros(2, 2)), NAN)
-    same(outputs.direction_coherence(torch.tensor([[0.0, 0.0], [3.0, 4.0]])), 1.0)
-    same(outputs.span_output_weight(HALF, torch.zeros(3, 1, dtype=torch.float64), span=marks(F, F, T)), NAN)
-    same(activations.gini(zero), NAN)
-    same(received.relative_received(torch.tensor([0.5]), torch.tensor([0.0])), NAN)
-    same(patterns.segment_mean(some, marks(F, F, F)), NAN)
-
-
 def test_what_is_undefined_in_a_row_decides_nothing_of_the_rest() -> None:
     same(outputs.residual_share(torch.zeros(1, 1, 1), torch.zeros(1, 1), output_weights=torch.ones(1, 1, 1)), NAN)
     same(received.kurtosis(torch.tensor([[1.0, 1.0, NAN], [0.0, 1.0, NAN]])), [NAN, -2.0])
