@@ -60,8 +60,8 @@ Visit = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
 
 class Read(NamedTuple):
-    """What rows after the span read in one run of one layer: `sigma` `[head, row, d_head]`, and `lam` `[head, row]`, the
-    attention kept outside the span (a learned sink's share with it)."""
+    """What rows after the insertion point read in one run of one layer: `sigma` `[head, row, d_head]`, and `lam` `[head,
+    row]`, the attention kept outside the span (a learned sink's share with it)."""
 
     lam: Tensor
     sigma: Tensor
@@ -70,11 +70,18 @@ class Read(NamedTuple):
     def of(cls, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionRule, *, span: Tensor) -> "Read":
         """Read one run `[1, token, ...]`, a block of rows at a time; never in half precision. `span` is boolean `[token]`."""
         values, parts = values_of_heads(widened(v)[0], q.shape[2]), list[tuple[Tensor, Tensor]]()
-        for block in recomputed_blocks(q, k, visible[0], rule, first=int(span.nonzero()[-1]) + 1):
+        rows = rows_after(span)
+        for whole in recomputed_blocks(q, k, visible[0], rule, first=int(rows.nonzero()[0])):
+            block = whole.only(rows)
             keys = {"visible": block.visible, "span": block.mask(span)}
             padded = torch.nn.functional.pad(values[:, : block.n_src], (0, 0, 0, block.n_extra))
             parts.append((retained_mass(block.pattern, **keys), outputs.span_output(block.pattern, padded, **keys)))
         return cls(*(torch.cat(blocks, 1) for blocks in zip(*parts, strict=True)))
+
+
+def rows_after(span: Tensor) -> Tensor:
+    """Return which rows stand after the insertion point, none of the span's own, boolean `[token]`."""
+    return ~span & (span.cumsum(0) > 0)
 
 
 def visiting(layers: Iterable[int], visit: Visit) -> dict[str, Reducer]:
@@ -95,7 +102,7 @@ def visiting(layers: Iterable[int], visit: Visit) -> dict[str, Reducer]:
 def span_reads(
     model: Model, pair: PromptPair, layers: Sequence[int], condition: str = "inserted"
 ) -> dict[str, np.ndarray]:
-    """Measure lambda `[layer, head]` and Sigma `[layer, head, d_head]` of one problem, means over the rows after the span."""
+    """Measure lambda `[layer, head]` and Sigma `[layer, head, d_head]` of one problem, means over rows after the insertion."""
     inputs = pair.condition(condition).to(model.info.device)
     visible = model.visible(inputs)
     means: dict[str, dict[int, np.ndarray]] = {"lam": {}, "sigma": {}}
@@ -172,7 +179,7 @@ def decompose_attention(
         by_head: Found = {}
         uniform = {contrast: np.full(len(grid), np.nan) for contrast in contrasts}
         inputs = pair.side_by_side(runs, held_positions=held_positions).to(model.info.device)
-        visible_in, stop = model.visible(inputs), pair.span[1]
+        visible_in, rows = model.visible(inputs), rows_after(pair.span_mask).nonzero()[:, 0]
 
         def visit(layer: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
             visible, rule = visible_in[layer].to(z.device), model.attention_rule(layer)
@@ -181,7 +188,7 @@ def decompose_attention(
                 for row, run in enumerate(runs)
                 if CONDITIONS[run].reads_span
             }
-            after = {run: z[row, stop:].transpose(0, 1) for row, run in enumerate(runs)}
+            after = {run: z[row, rows.to(z.device)].transpose(0, 1) for row, run in enumerate(runs)}
             for contrast in contrasts:
                 row = runs.index(CONTRASTS[contrast].corrupted)
                 of_span = v[row, pair.span_mask.to(v.device)]
@@ -189,7 +196,7 @@ def decompose_attention(
                 together = torch.stack([values.double() for values in numbers.values()]).detach().cpu().numpy()
                 for metric, values in zip(numbers, np.where(grid[layer], together, np.nan), strict=True):
                     results.put(by_head, metric, contrast, layer, values, shape=grid.shape)
-                seen = with_extra(visible[row, :1, stop:], rule, value=True)
+                seen = with_extra(visible[row, :1, rows.to(z.device)], rule, value=True)
                 span = with_extra(pair.span_mask.to(visible.device), rule)
                 even = uniform_pattern(seen, dtype=torch.float64)
                 uniform[contrast][layer] = float((1 - span_mass(even, span=span, visible=seen)).mean())
@@ -227,7 +234,7 @@ def _numbers(
     before, after, read = z[contrast.clean], z[contrast.corrupted], reads[contrast.corrupted]
     matched = None if contrast.same_positions else z[_matched_run(contrast)]
     parts = outputs.affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=matched)
-    size = before.float().flatten(-2).norm(dim=-1)
+    size = widened(before).flatten(-2).norm(dim=-1)
     change = parts["change"].flatten(-2).norm(dim=-1)
     # the relative error that rounding alone may leave in a head's output: four units in the last place
     eps = torch.finfo(before.dtype).eps
@@ -294,7 +301,7 @@ class AttentionDecomposition(Measured):
         residual | residual | | change that lambda z + Sigma leaves unexplained; 0: affine, as any text makes it in layer 0
         fit_slope | slope of the best fit | | of the output with the span on that without; another number than lambda
         fit_r2 | R² of the fit | | share of variance that the best affine fit explains
-        change | change | | length of the change of the head's output / its length before, mean over queries
+        change | change | | length of the change of the head's output / its length before, over all queries together
         share | of the layer's change | share | the head's share in what the layer's attention changes; signed
         scale_share | by scale | share | part of the layer's change that scaling the head's old output makes; signed
         bias_share | by bias | share | part of the layer's change that adding the span's values makes; signed

@@ -123,17 +123,24 @@ class Sweep:
     def start(self, runs: Runs, condition: str) -> int:
         if self.positions == "question":
             return runs.start(self.contrast, condition)
-        return min(runs.read(condition)) if self.positions == "last" else 0
+        # an outcome may read rows before the one that predicts the answer, or later ones alone
+        return min(*runs.read(condition), self._first(runs, runs.length(condition))) if self.positions == "last" else 0
+
+    @staticmethod
+    def _first(runs: Runs, length: int) -> int:
+        """Return the row of a run of this length that predicts the answer."""
+        return length - runs.first.n_answer - 1
 
     def edited(self, runs: Runs, donor: Recording, receiving: Recording) -> tuple[Tensor, Tensor]:
         """Find where activations are replaced, and by which of the donor's, among the rows that were recorded of each run."""
         pair, device = runs.first, receiving.z[0].device
+        start = self._first(runs, receiving.n_tokens) if self.positions == "last" else receiving.start
         if not self.contrast.equal_length:  # only what both prompts have crosses
             base = torch.arange(len(pair.base))
             here, there = (pair.shared, base) if self.direction == "denoising" else (base, pair.shared)
-            both = (here >= receiving.start) & (there >= donor.start)
+            both = (here >= start) & (there >= donor.start)
             return (here[both] - receiving.start).to(device), (there[both] - donor.start).to(device)
-        rows = torch.arange(receiving.start, receiving.n_tokens)
+        rows = torch.arange(start, receiving.n_tokens)
         has_span = self.contrast.conditions[0].has_span
         if self.positions == "question" and self.contrast.changes_from == "after" and has_span:
             # later blocks keep what they hold: the donor's may have read what it should not

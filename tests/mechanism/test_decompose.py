@@ -126,6 +126,16 @@ def tiny(tiny_model_dir: Any) -> tuple[Model, tuple[PromptPair, ...]]:
     return model, pairs_for(model, n_tokens=9)
 
 
+def test_rows_between_two_places_are_read_too(tiny: Any) -> None:
+    """As scores take them: of everything after the first place that is not inserted; exact in the first layer there too."""
+    model, _ = tiny
+    pairs = [pair.answered() for pair in pairs_for(model, 8, 2, before="question", after="question")]
+    found = decompose_attention(model, pairs, contrasts=("content",), progress=False)
+    read = mi.score_heads(model, pairs, metrics="lam", conditions=("inserted",), progress=False)
+    np.testing.assert_allclose(found.of("lam"), read.of("lam", "inserted"), atol=1e-5)
+    assert np.nanmax(found.of("residual")[:, 0]) < 1e-4 < np.nanmedian(found.of("residual")[:, 1:])
+
+
 def test_lambda_under_random_words_is_the_mean_of_draws(tiny: Any) -> None:
     """Whatever the order in which queries, keys and values come."""
 

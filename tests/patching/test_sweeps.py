@@ -87,10 +87,13 @@ def test_what_nothing_is_read_behind_is_left_out_where_it_does_not_fit(model: Mo
         assert (len(made.inserted), read.reads(made)) == (whole - left_out, [2 - left_out])
 
 
+@pytest.mark.parametrize("outcome", ["answer_logprob", "kl"])
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
-def test_heads_are_edited_at_rows_of_both_prompts_that_belong_together(direction: str, model: Model) -> None:
+def test_heads_are_edited_at_rows_of_both_prompts_that_belong_together(
+    direction: str, model: Model, outcome: str
+) -> None:
     """As places in the prompts: which rows of the receiving run are replaced, and by which of the donor's."""
-    ready = alike(model)
+    ready = alike(model, outcome)
     runs, pair = ready.runs((0, 1, 2)), ready.pairs[0]
     (first, stop), long, short, read = pair.span, len(pair.inserted), len(pair.base), pair.n_answer + 1
     assert first > 0 and stop - first == 4 == long - short and 1 < read < long - stop
