@@ -488,7 +488,6 @@ def _hooked(config: Foreign) -> Foreign:
     library = importlib.import_module("transformer_lens")
     with warnings.catch_warnings():  # that it goes in 4.0 is known here
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        config = library.HookedTransformerConfig(**config) if isinstance(config, dict) else config
         return library.HookedTransformer(config, tokenizer=None, move_to_device=False)
 
 

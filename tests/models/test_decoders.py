@@ -105,6 +105,7 @@ def test_a_hooked_transformer_is_the_model_it_was_made_of(name: str) -> None:
         return
     hooked = hooked_transformer_from(model, word_tokenizer(), name=name)
     run = hooked.run(TOKENS)
+    assert hooked.info.backend == "hooked_transformer"
     torch.testing.assert_close(run.logits, logits, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         assert torch.equal(run.logits, hooked.underlying(TOKENS)), "bit for bit"
