@@ -160,8 +160,8 @@ def _accepted(g: np.ndarray, t: np.ndarray, most: float | int) -> tuple[float, f
     rest = g[t == 0]
     rising, falling = (np.sort(g[side] / t[side]) for side in (t > 0, t < 0))
     ratios = np.concatenate([rising, falling])
-    above = len(rising) - np.searchsorted(rising, ratios, "right") + np.searchsorted(falling, ratios, "left")
-    below = np.searchsorted(rising, ratios, "left") + len(falling) - np.searchsorted(falling, ratios, "right")
+    above = len(rising) - np.searchsorted(rising, ratios, "right") + np.searchsorted(falling, ratios)
+    below = np.searchsorted(rising, ratios) + len(falling) - np.searchsorted(falling, ratios, "right")
     kept = ratios[np.maximum(above + (rest > 0).sum(), below + (rest < 0).sum()) <= most]
     return float(kept.min()) + 0.0, float(kept.max()) + 0.0  # no -0
 
