@@ -239,6 +239,7 @@ ROOMS = {
             *only(
                 f"{HOSTILE}_every_result_draws_itself_and_a_name_is_drawn_as_it_is_written", "AccuracyResults Mediation"
             ),
+            EXPRESSIONS,
         ),
     ),
     "damaged files": Room(
