@@ -488,7 +488,7 @@ def _hooked(config: Foreign) -> Foreign:
     library = importlib.import_module("transformer_lens")
     with warnings.catch_warnings():  # that it goes in 4.0 is known here
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        return library.HookedTransformer(config, tokenizer=None, move_to_device=False)
+        return library.HookedTransformer(config, move_to_device=False)
 
 
 def _need_hooked_transformer(name: str) -> None:
