@@ -163,9 +163,9 @@ def short_pairs(
 
 
 def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
-    """Return the figures of loading as lines; the check is run now for a model without, or with hooks added since."""
+    """Return the figures of loading as lines; checked now where there are none, or hooks or weights changed since."""
     checks = model.checks
-    if checks is None or model.hooks:
+    if checks is None or model.hooks or model.weights_hash != model.info.weights_hash:
         try:
             checks = check_model(model)
         except FailedCheck as error:

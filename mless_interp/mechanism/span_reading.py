@@ -263,7 +263,7 @@ def read_span(
         prefix; of `pairs_from_ids` a token id), or a function of the pair that gives a token id (of several the first).
     n_blocks : number of blocks of equal size into which the span's rows are pooled, at most 10 and at most the number of rows.
     smallest_margin : delta, in nats and in scores of the probe; more than 0, as everything leaves some trace of everything.
-    checkpoint, progress : as in `patch_heads`.
+    checkpoint, progress : as in `patch_heads`; other problems must have the same answer tokens.
 
     Raises `ModelError` for models whose layers are not known one by one, or that run elsewhere.
     Source: nostalgebraist's logit lens (2020); probes: Alain & Bengio (1610.01644); filler tokens Pfau et al. (2404.15758);

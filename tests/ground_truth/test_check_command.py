@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from conftest import needs_hooked_transformer
 from models_under_test import ignores_positions, loaded, lying
 from typer.testing import CliRunner
@@ -146,6 +147,15 @@ def test_a_true_model_passes_every_line(tiny_model_dir: Callable[[str], Path]) -
     assert first == behind[: len(first)] and found.prompts[1]["span"][0] == len(first)
     assert [line.status for line in found.verdicts] == ["pass"] * 20
     assert np.isfinite([line.error for line in found.verdicts]).all()
+
+
+@needs_hooked_transformer
+def test_weights_changed_since_loading_are_checked_again(tiny_model_dir: Callable[[str], Path]) -> None:
+    model = mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer")
+    with torch.no_grad():
+        model.underlying.blocks[0].attn.W_O[1] *= 1.5
+    status = certify_model(model, progress=False).table().set_index("name")["status"]
+    assert (status["S1"], status["S4"], model.checks.logits_difference < 1e-3) == (NOT_APPLICABLE, "pass", True)
 
 
 def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(

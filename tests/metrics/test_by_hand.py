@@ -250,16 +250,6 @@ def test_what_is_just_allowed_and_just_not() -> None:
     same(attention.within_span_entropy(rows, span=marks(F, F, T), visible=seen), NAN)
 
 
-def test_width_and_place_of_one_token_are_allowed() -> None:
-    same(recovery.onset_step(torch.tensor([1.0, 0.25, 1.0]), span=marks(F, T, F), width=1), -0.75)
-    same(recovery.running_median(torch.tensor([1.0, NAN, 3.0]), width=1), [1.0, NAN, 3.0])
-    same(received.received_attention(torch.tensor([0.5]), torch.tensor([1]), min_rows=1), 0.5)
-    same(
-        attention.non_sink_span_mass(HALF[2:], span=marks(F, F, T), sink=marks(T, F, F), visible=marks(T, T, T)[None]),
-        0.5,
-    )
-
-
 def test_what_is_undefined_in_a_row_decides_nothing_of_the_rest() -> None:
     same(outputs.residual_share(torch.zeros(1, 1, 1), torch.zeros(1, 1), output_weights=torch.ones(1, 1, 1)), NAN)
     same(received.kurtosis(torch.tensor([[1.0, 1.0, NAN], [0.0, 1.0, NAN]])), [NAN, -2.0])
