@@ -189,7 +189,7 @@ def test_a_result_that_cannot_be_drawn_is_kept_and_drawn_later(
         patched.setattr("mless_interp.views.dose_response", broken)
         done = start(planted_dir, "dose", tmp_path / "x")
     assert done.exit_code == 2 and "mless-interp report" in done.stderr and "found '$'" in done.stderr
-    assert "attending to the span (layer 0, mean of" in " ".join(done.stdout.split()), (
+    assert "attending to the span (layer 0, as inserted, mean of" in " ".join(done.stdout.split()), (
         "what was found is told before it is drawn"
     )
     assert [path.name for path in tmp_path.iterdir()] == [".x.partial"]
