@@ -338,9 +338,8 @@ class _Work:
             traced = partial(trace_circuit, heads=some_heads, parts=wanted, mlps="all", outcome=self.outcome.name)
             parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = spent(tested, traced)
             gates = gate_row(some_heads, model.info)[None]
-            each: Arguments = {"label": "sets", "settings": {}, "contrast": CONTRASTS["content"], "options": quiet}
-            sets = extrapolated(lambda count: gated_outcomes(one, torch.cat([gates] * count), **each), N_SETS)
-            parts["sets of heads"] = tested * sets
+            gated = partial(gated_outcomes, label="sets", settings={}, contrast=CONTRASTS["content"], options=quiet)
+            parts["sets of heads"] = tested * extrapolated(lambda n: gated(one, torch.cat([gates] * n)), N_SETS)
         return parts
 
     def counted(self, chosen: Mapping[str, str]) -> dict[str, float]:

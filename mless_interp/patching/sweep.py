@@ -123,18 +123,14 @@ class Sweep:
     def start(self, runs: Runs, condition: str) -> int:
         if self.positions == "question":
             return runs.start(self.contrast, condition)
-        # an outcome may read rows before the one that predicts the answer, or later ones alone
-        return min(*runs.read(condition), self._first(runs, runs.length(condition))) if self.positions == "last" else 0
-
-    @staticmethod
-    def _first(runs: Runs, length: int) -> int:
-        """Return the row of a run of this length that predicts the answer."""
-        return length - runs.first.n_answer - 1
+        # from the row that predicts the answer on; an outcome may read earlier rows, or later ones alone
+        back = max(runs.first.n_answer + 1, *runs.outcome.reads(runs.first))
+        return runs.length(condition) - back if self.positions == "last" else 0
 
     def edited(self, runs: Runs, donor: Recording, receiving: Recording) -> tuple[Tensor, Tensor]:
         """Find where activations are replaced, and by which of the donor's, among the rows that were recorded of each run."""
         pair, device = runs.first, receiving.z[0].device
-        start = self._first(runs, receiving.n_tokens) if self.positions == "last" else receiving.start
+        start = receiving.n_tokens - pair.n_answer - 1 if self.positions == "last" else receiving.start
         if not self.contrast.equal_length:  # only what both prompts have crosses
             base = torch.arange(len(pair.base))
             here, there = (pair.shared, base) if self.direction == "denoising" else (base, pair.shared)
