@@ -1,8 +1,7 @@
 """How a batch of completions is driven: by Hugging Face's `generate`, or by whole forward passes."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -72,7 +71,7 @@ class HuggingFaceEngine(CompletionEngine):
         shared = shared_prefix(self.model, rows, decoding)
         prompts = [row.request.prompt for row in rows]
         pads = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
-        pad = _pad_id(self.model, decoding, {prompt[-1] for prompt in prompts})
+        pad = 0  # any id, as padding is masked
         both = list(zip(prompts, pads, strict=True))
         padded = [(*ids[:shared], *[pad] * n, *ids[shared:]) for ids, n in both]  # behind what all rows share
         real = [[1] * shared + [0] * n + [1] * (len(ids) - shared) for ids, n in both]
@@ -88,7 +87,9 @@ class HuggingFaceEngine(CompletionEngine):
         device = self.model.info.device
         options = {"past_key_values": self._prefix_cache(rows, shared, decoding)} if shared else {}
         with ExitStack() as stack:
-            stack.enter_context(_generation_config(self.module, config))
+            # its own would mix its penalties in
+            stack.callback(setattr, self.module, "generation_config", getattr(self.module, "generation_config", None))
+            self.module.generation_config = config
             if any(pads):
                 _keep_finite(stack, self.model)
             if decoding.knockout:
@@ -156,24 +157,6 @@ class _Stops:
     def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:
         accept_all(self.rows, input_ids[:, -1], self.finished)
         return torch.tensor([row.stop is not None for row in self.rows], device=input_ids.device)
-
-
-@contextmanager
-def _generation_config(module: Foreign, config: object) -> Iterator[None]:
-    """Put the module's own generation config (whose penalties would be mixed in) aside."""
-    before = getattr(module, "generation_config", None)
-    module.generation_config = config
-    try:
-        yield
-    finally:
-        module.generation_config = before
-
-
-def _pad_id(model: Model, decoding: Decoding, taken: set[int]) -> int:
-    """Return an id for padding, which is masked: one that ends no prompt, or `generate` would suspect right padding."""
-    own = getattr(model.tokenizer, "pad_token_id", None)
-    candidates = (own, *sorted(decoding.stop_ids), *range(model.info.d_vocab))
-    return next((token for token in candidates if token is not None and token not in taken), 0)
 
 
 def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
