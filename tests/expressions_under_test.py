@@ -31,7 +31,7 @@ from mless_interp.ground_truth import compare_hook, roles, weights
 from mless_interp.ground_truth import tokenizer as planted_words
 from mless_interp.mechanism import activations as shifts
 from mless_interp.mechanism import decompose, mediation, span_reading
-from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
+from mless_interp.metrics import activations, attention, collapse, outputs, patterns, received
 from mless_interp.models import architectures, checks, info, load_options, memory, replay, sites, traced_ops
 from mless_interp.models import transformer_lens as converted
 from mless_interp.models import weights as held_weights

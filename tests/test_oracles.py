@@ -18,7 +18,7 @@ from scipy import integrate, linalg, ndimage, optimize, signal, spatial, special
 from statsmodels.stats import contingency_tables, descriptivestats, multitest, proportion, weightstats
 
 from mless_interp import statistics as st
-from mless_interp.metrics import activations, attention, outputs, received, recovery
+from mless_interp.metrics import activations, attention, collapse, outputs, received
 from mless_interp.patching.sweep import patch_heads
 
 SIZES = (2, 3, 5, 9, 21, 64, 150)
@@ -352,22 +352,22 @@ def test_spikes_are_those_of_scipy(kind: str) -> None:
         both = ~np.isnan(x) & ~np.isnan(y)
         a, b = x[both], y[both]
         if np.ptp(a) > 0 and np.ptp(b) > 0:
-            found = [f(torch.tensor(x), torch.tensor(y)) for f in (recovery.timing_pearson, recovery.timing_spearman)]
+            found = [f(torch.tensor(x), torch.tensor(y)) for f in (collapse.timing_pearson, collapse.timing_spearman)]
             close(found, (stats.pearsonr(a, b).statistic, stats.spearmanr(a, b).statistic), rtol=1e-6, atol=1e-9)
         if a.any():
             (slope,), *_ = np.linalg.lstsq(a[:, None], b, rcond=None)
-            close(recovery.attenuation_slope(torch.tensor(x), torch.tensor(y)), slope)
+            close(collapse.attenuation_slope(torch.tensor(x), torch.tensor(y)), slope)
             explained = 1 - ((b - slope * a) ** 2).sum() / (b**2).sum()
-            close(recovery.attenuation_r_squared(torch.tensor(x), torch.tensor(y)), explained, rtol=1e-6, atol=1e-9)
+            close(collapse.attenuation_r_squared(torch.tensor(x), torch.tensor(y)), explained, rtol=1e-6, atol=1e-9)
         known = np.flatnonzero(~np.isnan(x))
         bar = 1.4826 * stats.median_abs_deviation(x[known])
         _, peaks = signal.find_peaks(x[known], prominence=bar, plateau_size=1)
-        marked = recovery.spike_peaks(torch.tensor(x))
+        marked = collapse.spike_peaks(torch.tensor(x))
         assert marked.nonzero()[:, 0].tolist() == known[peaks["left_edges"]].tolist()
         at = known[peaks["left_edges"]]
         left = (y / np.where(x > 0, x, np.nan))[at]
         if (~np.isnan(left)).any():
-            close(recovery.peak_attenuation(torch.tensor(x), torch.tensor(y), peaks=marked), np.nanmean(left))
+            close(collapse.peak_attenuation(torch.tensor(x), torch.tensor(y), peaks=marked), np.nanmean(left))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -375,15 +375,15 @@ def test_levels_of_profiles_are_those_of_scipy_and_pandas(kind: str) -> None:
     for n in (9, 21, 64, 100, 150, 31, 12):
         x = with_holes(np.abs(made(kind, n)), n)
         rolled = pd.Series(x).rolling(5, center=True, min_periods=1).median().to_numpy()
-        found = recovery.running_median(torch.tensor(x)).numpy()
+        found = collapse.running_median(torch.tensor(x)).numpy()
         close(found[2:-2], rolled[2:-2])
         close(found[[0, -1]], x[[0, -1]])
-        whole = recovery.running_median(torch.tensor(np.nan_to_num(x)), width=3)
+        whole = collapse.running_median(torch.tensor(np.nan_to_num(x)), width=3)
         close(whole[1:-1], ndimage.median_filter(np.nan_to_num(x), 3)[1:-1])
         span = np.arange(n) % 3 != 0
         inside = x[span & ~np.isnan(x)]
         if inside.mean() > 1e-12:
-            close(recovery.span_variation(torch.tensor(x), span=torch.tensor(span)), stats.variation(inside), rtol=1e-7)
+            close(collapse.span_variation(torch.tensor(x), span=torch.tensor(span)), stats.variation(inside), rtol=1e-7)
         known = x[~np.isnan(x)]
         if np.ptp(known) > 0:
             close(received.kurtosis(torch.tensor(x)), stats.kurtosis(known), rtol=1e-6, atol=1e-9)
@@ -395,7 +395,7 @@ def test_time_constants_are_those_of_scipy_s_least_squares() -> None:
         n, tau = int(rng.integers(12, 60)), float(rng.uniform(1, 5))
         t = np.arange(n)
         y = curve(t, 0.3, 0.2, tau) + 0.002 * rng.normal(size=n)
-        found = recovery.recovery_time_constant(torch.tensor(y))
+        found = collapse.recovery_time_constant(torch.tensor(y))
         fitted, _ = optimize.curve_fit(curve, t, y, p0=(0.3, 0.2, tau))
         close(found, fitted[2], rtol=2e-3, case=seed)
 

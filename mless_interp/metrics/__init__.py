@@ -3,5 +3,5 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, "activations attention outputs patterns received recovery".split()
+    __name__, "activations attention collapse outputs patterns received".split()
 )

@@ -18,8 +18,8 @@ import torch
 from ..core.arguments import Arguments, checked, count_of
 from ..core.heads import Head
 from ..data import paper_entries
+from ..metrics.collapse import aligned_recovery, span_variation, timing_spearman
 from ..metrics.patterns import RowChoice
-from ..metrics.recovery import aligned_recovery, span_variation, timing_spearman
 from ..models.base import Model
 from ..models.load import untrained_twin
 from ..prompts.insertions import Insertion

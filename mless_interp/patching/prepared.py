@@ -18,8 +18,8 @@ from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pai
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
 from ..runtime.base_result import Result
+from ..runtime.code_digests import codes_of
 from ..runtime.loop import RunOptions
-from ..runtime.user_code import codes_of
 from ..runtime.workers import Compute, Unit
 from ..statistics import CONFIDENCE
 from .outcomes import Outcome, outcome_named

@@ -22,9 +22,9 @@ from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime import base_result as results
 from ..runtime.base_result import Quantity, Shown, ShownTable, head_columns, of_heads, rows_per_head
+from ..runtime.code_digests import codes_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.user_code import codes_of
 from ..runtime.workers import Tick, Unit
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
 from .interventions import INTERVENTIONS, KNOCKOUTS, Intervention, LayerState, MatchedMassKnockout, PatchZ

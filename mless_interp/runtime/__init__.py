@@ -3,5 +3,5 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, "base_result checkpoint columns folders loop store text_safety user_code workers".split()
+    __name__, "base_result checkpoint code_digests columns folders loop store text_safety workers".split()
 )

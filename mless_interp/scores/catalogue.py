@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import cells_of, nearest
-from ..metrics import attention, outputs, received, recovery
+from ..metrics import attention, collapse, outputs, received
 from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column
 from .streaming import Layout, Need, Reduced, Rows, Vectors
@@ -194,7 +194,7 @@ def _of_both(formula: Callable[[Tensor, Tensor], Tensor], base: Profile, own: Pr
 def _latency(base: Profile, own: Profile) -> Tensor:
     question = own.layout.shared_question
     before, after = (each.relative[:, each.layout.shared[question]] for each in (base, own))
-    return recovery.recovery_latency(after, before)
+    return collapse.recovery_latency(after, before)
 
 
 def _recovered(base: Profile, own: Profile) -> Tensor:
@@ -203,12 +203,12 @@ def _recovered(base: Profile, own: Profile) -> Tensor:
 
 
 def _tau(base: Profile, own: Profile) -> Tensor:
-    ratio = recovery.aligned_ratio(base.shared, own.shared)[:, own.layout.shared_question]
-    return recovery.recovery_time_constant(recovery.running_median(ratio))
+    ratio = collapse.aligned_ratio(base.shared, own.shared)[:, own.layout.shared_question]
+    return collapse.recovery_time_constant(collapse.running_median(ratio))
 
 
 def _kept_by(tokens: Callable[[Profile], Tensor], base: Profile, own: Profile) -> Tensor:
-    return recovery.aligned_recovery(base.shared, own.shared, tokens=tokens(own))
+    return collapse.aligned_recovery(base.shared, own.shared, tokens=tokens(own))
 
 
 Formulas = dict[str, Callable[..., Tensor]]
@@ -240,16 +240,16 @@ PROFILES: Formulas = {
     "span_first_alpha_ratio": lambda p: received.first_against_rest(p.alpha, p.span),
     "span_received": lambda p: segment_mean(p.received, p.span),
     "span_relative": lambda p: segment_mean(p.relative, p.span),
-    "collapse": lambda p: recovery.span_collapse(p.received, span=p.span, reference=p.layout.before),
-    "collapse_relative": lambda p: recovery.span_collapse(p.relative, span=p.span, reference=p.layout.before),
-    "collapsed_share": lambda p: recovery.collapsed_share(p.relative, span=p.span),
-    "onset_step": lambda p: recovery.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span),
-    "span_variation": lambda p: recovery.span_variation(p.received, span=p.span),
-    "recovery_ratio": lambda p: recovery.recovery_ratio(p.relative, before=p.layout.before, after=p.layout.question),
-    "recovery_ratio_raw": lambda p: recovery.recovery_ratio(
+    "collapse": lambda p: collapse.span_collapse(p.received, span=p.span, reference=p.layout.before),
+    "collapse_relative": lambda p: collapse.span_collapse(p.relative, span=p.span, reference=p.layout.before),
+    "collapsed_share": lambda p: collapse.collapsed_share(p.relative, span=p.span),
+    "onset_step": lambda p: collapse.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span),
+    "span_variation": lambda p: collapse.span_variation(p.received, span=p.span),
+    "recovery_ratio": lambda p: collapse.recovery_ratio(p.relative, before=p.layout.before, after=p.layout.question),
+    "recovery_ratio_raw": lambda p: collapse.recovery_ratio(
         p.received, before=p.layout.before, after=p.layout.question
     ),
-    "recovery_fraction": lambda p: recovery.recovery_fraction(
+    "recovery_fraction": lambda p: collapse.recovery_fraction(
         p.relative, before=p.layout.before, span=p.span, after=p.layout.question
     ),
 }
@@ -259,14 +259,14 @@ PAIRED: Formulas = {
     "recovery_latency": _latency,
     "recovered": _recovered,
     "recovery_tau": _tau,
-    "spike_spearman": partial(_of_both, recovery.timing_spearman),
-    "spike_pearson": partial(_of_both, recovery.timing_pearson),
-    "spike_slope": partial(_of_both, recovery.attenuation_slope),
-    "spike_r_squared": partial(_of_both, recovery.attenuation_r_squared),
+    "spike_spearman": partial(_of_both, collapse.timing_spearman),
+    "spike_pearson": partial(_of_both, collapse.timing_pearson),
+    "spike_slope": partial(_of_both, collapse.attenuation_slope),
+    "spike_r_squared": partial(_of_both, collapse.attenuation_r_squared),
     "spike_f1": partial(
-        _of_both, lambda x, y: recovery.matched_peaks_f1(recovery.spike_peaks(x), recovery.spike_peaks(y)).to(x)
+        _of_both, lambda x, y: collapse.matched_peaks_f1(collapse.spike_peaks(x), collapse.spike_peaks(y)).to(x)
     ),
-    "peak_attenuation": partial(_of_both, lambda x, y: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x))),
+    "peak_attenuation": partial(_of_both, lambda x, y: collapse.peak_attenuation(x, y, peaks=collapse.spike_peaks(x))),
 }
 STATES: Formulas = {
     **{f"{place}_residual_norm": partial(_state, place, "residual", "norm") for place in PLACES},

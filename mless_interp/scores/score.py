@@ -21,9 +21,9 @@ from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..runtime import base_result as results
+from ..runtime.code_digests import codes_of
 from ..runtime.columns import ends_of
 from ..runtime.loop import RunOptions
-from ..runtime.user_code import codes_of
 from ..runtime.workers import Tick, Unit
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval
 from . import streaming

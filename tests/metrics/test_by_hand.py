@@ -7,7 +7,7 @@ import pytest
 import torch
 from formulas_under_test import A0, A1, NAN, QUESTION, SINK, SPAN, mask, random, random_pattern, same, visible_keys
 
-from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
+from mless_interp.metrics import activations, attention, collapse, outputs, patterns, received
 
 T, F = True, False
 
@@ -80,20 +80,20 @@ def test_output_weight_reads_what_the_output_projection_keeps() -> None:
 
 def test_constant_or_missing_profiles_have_no_timing_and_nothing_has_no_slope() -> None:
     x = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.2, 0.3], [NAN, NAN, NAN], [NAN, 1.0, NAN]])
-    for timing in (recovery.timing_pearson, recovery.timing_spearman):
+    for timing in (collapse.timing_pearson, collapse.timing_spearman):
         same(timing(x, torch.tensor([0.3, 0.1, 0.2]).expand(4, 3)), [NAN, -0.5, NAN, NAN])
     zero, some = torch.zeros(3), torch.tensor([0.1, 0.2, 0.3])
     for slope, given, expected in (("slope", zero, NAN), ("r_squared", zero, NAN), ("slope", some, 0.0)):
-        same(getattr(recovery, f"attenuation_{slope}")(given, some if given is zero else zero), expected)
-    same(recovery.attenuation_r_squared(some, zero), NAN)
+        same(getattr(collapse, f"attenuation_{slope}")(given, some if given is zero else zero), expected)
+    same(collapse.attenuation_r_squared(some, zero), NAN)
 
 
 def test_peaks_that_match_are_shared() -> None:
     x, y = mask(1, 3, n=6), mask(2, 3, n=6)
-    same(recovery.matched_peaks_f1(x, y), 0.5)
-    same(recovery.matched_peaks_f1(x, x), 1.0)
-    same(recovery.matched_peaks_f1(x ^ x, y ^ y), NAN)
-    same(recovery.matched_peaks_f1(x, x ^ x), 0.0)
+    same(collapse.matched_peaks_f1(x, y), 0.5)
+    same(collapse.matched_peaks_f1(x, x), 1.0)
+    same(collapse.matched_peaks_f1(x ^ x, y ^ y), NAN)
+    same(collapse.matched_peaks_f1(x, x ^ x), 0.0)
 
 
 def test_rows_are_renormalised_in_float32_and_padded_ones_may_hold_anything() -> None:
@@ -110,23 +110,23 @@ def test_rows_are_renormalised_in_float32_and_padded_ones_may_hold_anything() ->
 def test_collapse_and_onset() -> None:
     profile = torch.tensor([[0.9, 0.4, 0.1, 0.1, 0.2], [0.9, 0.2, 0.2, 0.2, 0.2]])
     span = mask(2, 3, n=5)
-    same(recovery.span_collapse(profile, span=span, reference=mask(1, 4, n=5)), [1 - 0.1 / 0.3, 0.0])
-    same(recovery.span_collapse(profile, span=span, reference=mask(n=5)), NAN)
+    same(collapse.span_collapse(profile, span=span, reference=mask(1, 4, n=5)), [1 - 0.1 / 0.3, 0.0])
+    same(collapse.span_collapse(profile, span=span, reference=mask(n=5)), NAN)
     relative, span = torch.tensor([1.0, 0.05, 0.2, 0.4, NAN, 1.0]), mask(1, 2, 3, 4, n=6)
-    shares = [recovery.collapsed_share(relative, span=span, threshold=theta) for theta in (0.1, 0.25, 0.5)]
+    shares = [collapse.collapsed_share(relative, span=span, threshold=theta) for theta in (0.1, 0.25, 0.5)]
     same(torch.stack(shares), [1 / 3, 2 / 3, 1])
     relative, span = torch.tensor([9.0, 1.0, 1.2, 0.2, 0.4, 0.9, 1.0]), mask(3, 4, 5, n=7)
-    same(recovery.onset_step(relative, span=span, width=2), 0.3 - 1.1)
-    same(recovery.onset_step(relative, span=span, width=5), 0.5 - 11.2 / 3)  # within the span, and from the start on
+    same(collapse.onset_step(relative, span=span, width=2), 0.3 - 1.1)
+    same(collapse.onset_step(relative, span=span, width=5), 0.5 - 11.2 / 3)  # within the span, and from the start on
     sinkless = torch.cat([torch.tensor([NAN]), relative[1:]])
-    same(recovery.onset_step(sinkless, span=span, width=5), 0.5 - 1.1)
-    same(recovery.onset_step(relative, span=mask(0, 1, n=7)), NAN)
+    same(collapse.onset_step(sinkless, span=span, width=5), 0.5 - 1.1)
+    same(collapse.onset_step(relative, span=mask(0, 1, n=7)), NAN)
 
 
 def test_latency_is_the_first_defined_window_back_at_its_share() -> None:
     after = torch.tensor([[0.1, 0.2, 0.6, 0.8], [1.0, 1.0, 1.0, 1.0], [0.1, 0.1, 0.1, 0.1]])
     # windows of 2 against .5: .15 .4 .7; at once; never
-    same(recovery.recovery_latency(after, torch.ones(3, 1), width=2), [2, 0, math.inf])
+    same(collapse.recovery_latency(after, torch.ones(3, 1), width=2), [2, 0, math.inf])
     one = torch.ones(1)
     for series, reference, width, expected in (
         ([NAN, 1.0, 1.0, 1.0], one, 2, 1),
@@ -138,8 +138,8 @@ def test_latency_is_the_first_defined_window_back_at_its_share() -> None:
         ([NAN, 0.1], one, 1, math.inf),
         ([0.1, 0.2], 0 * one, 1, NAN),
     ):
-        same(recovery.recovery_latency(torch.tensor(series), reference, width=width), expected)
-    short = recovery.recovery_latency(torch.ones(2, 3, 4), one)
+        same(collapse.recovery_latency(torch.tensor(series), reference, width=width), expected)
+    short = collapse.recovery_latency(torch.ones(2, 3, 4), one)
     assert short.shape == (2, 3) and short.isnan().all()
 
 
@@ -147,13 +147,13 @@ def test_a_time_constant_is_fitted_to_curves_alone() -> None:
     t = torch.arange(12, dtype=torch.float64)
     noise = torch.rand(200, generator=torch.Generator().manual_seed(3))
     series = torch.stack([torch.full((200,), 0.3), noise, torch.full((200,), NAN)])
-    same(recovery.recovery_time_constant(series), NAN)
+    same(collapse.recovery_time_constant(series), NAN)
     for tau, found in ((36.0, 12.0), (0.02, 0.2), (6.0, 6.0)):  # beyond the grid: its ends
-        fit = recovery.recovery_time_constant(0.3 - 0.2 * torch.exp(-t / tau))
+        fit = collapse.recovery_time_constant(0.3 - 0.2 * torch.exp(-t / tau))
         assert fit.item() == pytest.approx(found, rel=10 if tau < 0.2 else 1e-3)
     flat = torch.tensor([1e8, 1e8 + 2**-26] * 6, dtype=torch.float64)
-    assert recovery.recovery_time_constant(flat, min_r_squared=0.0).isnan(), "rounding is no recovery"
-    assert recovery.recovery_time_constant(1e-8 * random(12).abs(), min_r_squared=0.0).isfinite()
+    assert collapse.recovery_time_constant(flat, min_r_squared=0.0).isnan(), "rounding is no recovery"
+    assert collapse.recovery_time_constant(1e-8 * random(12).abs(), min_r_squared=0.0).isfinite()
 
 
 X = torch.tensor([[0.0, 60.0], [0.0, 30.0], [3.0, 0.0], [3.0, 4.0], [0.0, 1.0]])  # norms 60 30 3 5 1
@@ -215,13 +215,13 @@ def test_what_is_exactly_at_its_limit() -> None:
     places = {"before": marks(T, F, F), "span": marks(F, T, F), "after": marks(F, F, T)}
     fallen, risen = torch.tensor([0.5, 0.125, 0.25]), torch.tensor([0.125, 0.5, 0.25])
     for profile, tolerance, found in ((fallen, 0.75, 1 / 3), (risen, 0.75, 2 / 3), (risen, 0.76, NAN)):
-        same(recovery.recovery_fraction(profile, **places, tolerance=tolerance), found)
-    same(recovery.recovery_fraction(torch.full((3,), 0.5), **places, tolerance=0.0), NAN)
+        same(collapse.recovery_fraction(profile, **places, tolerance=tolerance), found)
+    same(collapse.recovery_fraction(torch.full((3,), 0.5), **places, tolerance=0.0), NAN)
     relative = torch.tensor([1.0, 0.25, 0.125])
-    same(recovery.collapsed_share(relative, span=marks(F, T, T)), 0.5)  # .25 is not less than .25
+    same(collapse.collapsed_share(relative, span=marks(F, T, T)), 0.5)  # .25 is not less than .25
     same(received.sink_rate(torch.tensor([0.5, 0.25]), marks(T, T), threshold=0.25), 0.5)  # .25 is not above .25
     same(activations.near_zero_fraction(torch.tensor([0.25, -0.25, 0.1]), threshold=0.25), 1 / 3)
-    same(recovery.recovery_latency(torch.tensor([0.25, 0.5]), torch.tensor([1.0]), width=1), 1.0)  # .5 is half of 1
+    same(collapse.recovery_latency(torch.tensor([0.25, 0.5]), torch.tensor([1.0]), width=1), 1.0)  # .5 is half of 1
 
 
 def test_what_is_just_allowed_and_just_not() -> None:
@@ -264,5 +264,5 @@ def test_each_prompt_has_its_own_span() -> None:
         for row, span in enumerate(spans):
             same(together[row], formula(values[row], span=span))
     profiles, later = random(2, 4), torch.stack([mask(1, 2, n=4), mask(3, n=4)])
-    alone = [recovery.onset_step(profile, span=span) for profile, span in zip(profiles, later, strict=True)]
-    same(recovery.onset_step(profiles, span=later), torch.stack(alone))
+    alone = [collapse.onset_step(profile, span=span) for profile, span in zip(profiles, later, strict=True)]
+    same(collapse.onset_step(profiles, span=later), torch.stack(alone))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from formulas_under_test import NAN, mask, random, random_pattern, same, visible_keys
 
-from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
+from mless_interp.metrics import activations, attention, collapse, outputs, patterns, received
 
 N = 12
 SPAN, BEFORE, AFTER = mask(4, 5, 6, 7, n=N), mask(0, 1, 2, 3, n=N), mask(8, 9, 10, 11, n=N)
@@ -61,11 +61,11 @@ def of_profiles(metric: Callable) -> Callable[..., torch.Tensor]:
 
 
 SPECIAL: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "recovery_latency": lambda x, y, v: recovery.recovery_latency(x, y, width=2),
-    "recovery_time_constant": lambda x, y, v: recovery.recovery_time_constant(x, min_r_squared=0.0),
-    "spike_peaks": lambda x, y, v: recovery.spike_peaks(x).to(patterns.widened(x).dtype),
-    "matched_peaks_f1": lambda x, y, v: recovery.matched_peaks_f1(x > 1, y > 1).to(x),
-    "peak_attenuation": lambda x, y, v: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x)),
+    "recovery_latency": lambda x, y, v: collapse.recovery_latency(x, y, width=2),
+    "recovery_time_constant": lambda x, y, v: collapse.recovery_time_constant(x, min_r_squared=0.0),
+    "spike_peaks": lambda x, y, v: collapse.spike_peaks(x).to(patterns.widened(x).dtype),
+    "matched_peaks_f1": lambda x, y, v: collapse.matched_peaks_f1(x > 1, y > 1).to(x),
+    "peak_attenuation": lambda x, y, v: collapse.peak_attenuation(x, y, peaks=collapse.spike_peaks(x)),
     "circuit_performance": lambda x, y, v: outputs.circuit_performance(FRACTIONS.to(patterns.widened(x)), x),
     "circuit_distance": lambda x, y, v: outputs.circuit_distance(FRACTIONS.to(patterns.widened(x)), x),
     "arm_threshold_signed": lambda x, y, v: activations.arm_threshold(x, c=0.3, absolute=False),
@@ -77,7 +77,7 @@ SPECIAL: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
 OF_OTHERS = {"pattern", "logits", "gram", "sums", "parts"}
 OF_PROFILES = {
     each.__name__: of_profiles(each)
-    for each in [*public(activations, outputs, received, recovery), patterns.segment_mean]
+    for each in [*public(activations, outputs, received, collapse), patterns.segment_mean]
     if each.__name__ not in SPECIAL and parameters(each)[0].name not in OF_OTHERS
 } | SPECIAL
 """Metrics of profiles `x`, `y` `[*lead, token]` and vectors `v` `[*lead, token, d]`."""
@@ -85,7 +85,7 @@ OF_PROFILES = {
 
 def takes(parameter: str) -> list[Callable]:
     """The metrics whose first parameter has this name."""
-    every = public(activations, attention, outputs, patterns, received, recovery)
+    every = public(activations, attention, outputs, patterns, received, collapse)
     return [each for each in every if parameter in [first.name for first in parameters(each)[:1]]]
 
 

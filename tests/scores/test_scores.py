@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import mless_interp as mi
 from mless_interp.core.heads import Head
 from mless_interp.metrics import attention, outputs, patterns, received
-from mless_interp.metrics import recovery as profiles
+from mless_interp.metrics import collapse as profiles
 from mless_interp.models.base import Model
 from mless_interp.models.sites import site
 from mless_interp.prompts.pairs import PromptPair

@@ -9,7 +9,7 @@ import pytest
 
 from mless_interp.patching.interventions import INTERVENTIONS
 from mless_interp.patching.outcomes import OUTCOMES
-from mless_interp.runtime.user_code import codes_of
+from mless_interp.runtime.code_digests import codes_of
 from mless_interp.scores.catalogue import METRICS
 
 WRITTEN = """
@@ -64,7 +64,7 @@ def test_code_is_told_with_what_it_calls_encloses_and_names(was: str, now: str, 
 
 def test_it_is_the_same_in_every_process_and_of_the_toolkit_there_is_none() -> None:
     assert all(list(each) == ["code of 'mine'"] for each in codes(WRITTEN))
-    script = "import test_user_code as t; print(t.codes(t.WRITTEN))"
+    script = "import test_code_digests as t; print(t.codes(t.WRITTEN))"
     how = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "check": True}
     told = {subprocess.run([sys.executable, "-c", script], **how).stdout for _ in range(2)}  # type: ignore[call-overload]
     assert told == {f"{codes(WRITTEN)}\n"}
