@@ -152,7 +152,8 @@ def present(kept: Kept) -> Presented:
         outcome = kept.run["options"]["outcome"]
         question = f"Which of {count_of(len(patches.heads), 'head')} carry the effect on {outcome}?"
         made = kept.page("Heads that carry the insertion's effect", question, found)
-        heads = "the named ones and the largest others" if located and found.found else "the largest"
+        others = " and the largest others" * (located and len(found.found) < 10)  # rows of a forest
+        heads = f"the named ones{others}" if located and found.found else "the largest"
         caption = f"Median effects with 95 % intervals over problems: {heads}."
         made = made.result(found, pictures={caption: views.forest(found)})
         if located and found.read is not None:

@@ -14,6 +14,7 @@ import pandas as pd
 from .. import statistics
 from ..answers import AccuracyResults, Treatment, evaluate_accuracy
 from ..answers.evaluate import check_answers
+from ..circuits.judge import few_problems
 from ..circuits.locate import locate_heads
 from ..circuits.located import LocatedHeads, by_kind
 from ..core.arguments import Arguments, check_count, checked, count_of, listed, nearest, one_of, several_of
@@ -344,7 +345,9 @@ class StudyResult(Result):
             tested = any(made.confirmation is not None for made in self.located.values())
             named = {name: list(made.confirmed if tested else made.found) for name, made in self.located.items()}
             heads = [f"{listed(heads)} under {name!r}" for name, heads in named.items() if heads]
-            told += f"; heads {'confirmed' if tested else 'named'}: {'; '.join(heads) or 'none'}"
+            each = next(iter(self.located.values()))
+            none = few_problems(each.judged.effect.n, len(each.heads), each.confidence).rstrip(".") or "none"
+            told += f"; heads {'confirmed' if tested else 'named'}: {'; '.join(heads) or none}"
         return f"{told} ({self.counted})."
 
     def caveats(self) -> list[str]:

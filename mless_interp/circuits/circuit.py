@@ -102,7 +102,8 @@ class Circuit(Result):
         ends = {end for edge in (self.edges.found if self.edges else ()) for end in (edge.sender, edge.receiver)}
         told += ", none of them at these heads" * bool(ends and not ends & set(self.heads))
         if both_ways and alone:
-            told += f"; put in alone, {len(alone.found) or 'none'} {'is' if len(alone.found) < 2 else 'are'}"
+            n = int((alone.sense[alone.p_corrected < alone.level] > 0).sum())
+            told += f"; put in alone, {n or 'none'} {'is' if n < 2 else 'are'}"
         given = " (given, not located)" * (self.located is None)
         # of needed edges whose inputs act only together, or in each other's place
         inputs = [] if self.edges is None else (self.together or self.edges).together_words()
@@ -119,6 +120,8 @@ class Circuit(Result):
         if (where := self.located) is not None:
             if lost := [head for head in self.heads if head not in where.sure]:
                 found.append(f"Not confirmed on fresh problems: {listed(lost)}.")
+            if more := [head for head in where.sure if head not in self.heads]:
+                found.append(f"Beyond most_heads, and left out: {listed(more)}.")
             if special := [head for head in self.heads if head in where.specialists]:
                 by = where.settings.get("by")
                 acts = "acts" if len(special) == 1 else "act"

@@ -25,7 +25,7 @@ from ..runtime.base_result import Quantity, interval_columns, of_heads, tidy
 from ..runtime.columns import columns_of, ends_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
-from ..statistics import Prevalence, derive_generator, fewest_problems, holm, prevalence_test
+from ..statistics import Prevalence, defined_mean, derive_generator, fewest_problems, holm, prevalence_test
 from .cells import Asked, heads_of, named_on, named_words
 from .locate import fresh_problems
 
@@ -125,7 +125,7 @@ def halves(prepared: Prepared, fresh: Iterable[PromptPair] | Prepared | None) ->
 def _by_gradient(found: HeadAttribution, heads: Sequence[Head]) -> Members:
     """Sort heads by the largest of what gate gradients say: the integral, and both estimates at its ends (medians)."""
     estimates = [each for each in (found.scores, found.knockout, found.edge_noise) if each is not None]
-    size = np.max([np.abs(np.median(found.by_group(of_heads(each, heads)), axis=0)) for each in estimates], axis=0)
+    size = np.max([np.abs(np.nanmedian(found.by_group(of_heads(each, heads)), axis=0)) for each in estimates], axis=0)
     return tuple(heads[at] for at in np.argsort(-size, kind="stable"))
 
 
@@ -165,7 +165,7 @@ class _Search:
     little: float
 
     def _medians(self, side: str, sets: Sequence[Members]) -> np.ndarray:
-        return np.median(self.whole.units(self.whole.turned(self.measured.effects(side, sets))), axis=0)
+        return np.nanmedian(self.whole.units(self.whole.turned(self.measured.effects(side, sets))), axis=0)
 
     def in_doubt(self, candidates: Sequence[Head]) -> Members:
         """Return the candidates by what each does alone, open or closed; those that do little stay in their order behind."""
@@ -471,7 +471,7 @@ class CircuitCurve(Measured):
     @property
     def faithfulness(self) -> np.ndarray:
         """Restored share of the effect, ratio of means, `[order, size]`; NaN where there is no mean to have a share of."""
-        restored = self.by_group(self.values - self.values[:, :, :1]).mean(0)
+        restored = defined_mean(self.by_group(self.values - self.values[:, :, :1]))
         return restored / (self.whole.mean if self.whole.established else np.nan)
 
     @property
@@ -530,7 +530,7 @@ class CircuitCurve(Measured):
         return f"{given}; the other {self.n_tail} follow by layer." if self.n_tail else ""
 
     def printed(self) -> pd.DataFrame:
-        made = super().printed().drop(columns=["reversed"] * bool(self.n_tail))
+        made = super().printed().drop(columns=["reversed"] * bool(self.n_tail), errors="ignore")
         return made if "faithfulness" in made else made.head(0)  # no curve, no sizes
 
     def details(self) -> list[str]:

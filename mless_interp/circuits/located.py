@@ -18,7 +18,8 @@ from ..patching.sweep import PatchScores
 from ..runtime import base_result as results
 from ..runtime.base_result import Quantity, Result, Shown, ShownTable, counted
 from ..runtime.columns import Column, columns_of, says
-from ..statistics import SENSES, holm
+from ..runtime.text_safety import WIDTH
+from ..statistics import CONFIDENCE, SENSES, holm
 from . import judge as rules
 from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
 
@@ -72,7 +73,7 @@ class Verdicts(Measured):
         confirmed | confirmed | verdict | passes again on fresh problems
         removed_share | undone | share | share of the whole effect that disappears when the head is patched out
         added_share | reproduced | share | share of the whole effect that appears when the head is patched in
-        removed_k | undone in | of n | problems in which patching the head out undoes more than the smallest effect
+        removed_k | undone in | of n | problems where patching the head out undoes (against: adds) more than the smallest effect
         added_k | reproduced in | of n | problems in which patching the head in reproduces more than the smallest effect
         removed_median | undone, median | | median effect that disappears when the head is patched out, in the outcome's unit
         added_median | reproduced, median | | median effect that appears when the head is patched in, in the outcome's unit
@@ -387,6 +388,10 @@ class LocatedHeads(Verdicts):
         return super().control_table() if self.confirmation is None else self.confirmation.control_table()
 
     def headline(self) -> str:
+        # a print has three lines for it, of which the last words matter most
+        return next((told for each in (6, 2) if len(told := self._told(each)) <= 3 * WIDTH - 20), self._told(0))
+
+    def _told(self, most: int) -> str:
         s, effect, made = self.settings, self.judged.effect, self.confirmation
         whole = effect.headline(s["insertion"], s["outcome"], self.unit)
         if (contrast := s.get("contrast", "content")) not in ("total", "content"):
@@ -399,10 +404,10 @@ class LocatedHeads(Verdicts):
             {head: kind for head, kind, one in self.judged.found.each() if one == sense and kind != "specialist"}
             for sense in (1, -1)
         )
-        carry = f"{len(found)} {of} {'is' if len(found) == 1 else 'are'} shown to carry {more}: {by_kind(found)}"
+        carry = f"{len(found)} {of} {'is' if len(found) == 1 else 'are'} shown to carry {more}: {by_kind(found, most)}"
         told = carry if found else f"none {of} is shown to carry {more}"
         if against:
-            told += f"; {len(against)} {'acts' if len(against) == 1 else 'act'} against it: {by_kind(against)}"
+            told += f"; {len(against)} {'acts' if len(against) == 1 else 'act'} against it: {by_kind(against, most)}"
         if special := self.specialists:
             inside = ", ".join(f"{head} ({strata_in_words(self.judged.in_strata, head)})" for head in special)
             told += f"; {len(special)} {'more ' * bool(found or against)}only in strata of {s.get('by')}: {inside}"
@@ -429,6 +434,7 @@ class LocatedHeads(Verdicts):
         tested = f"{count_of(len(self.heads), 'head')}{', none' * bool(np.isnan(judged.effect.delta))} tested"
         found = [f"{s['insertion']}, {self.counted}, {tested}, outcome {s['outcome']}."]
         found.append(judged.effect.details(self.unit, s.get("contrast", "content")))
+        found += [f"Intervals: {self.interval_words}."] * (self.confidence != CONFIDENCE)
         found += [*self._power(), *self._named_words()] if self.established else []
         if made is not None:
             found += [f"On fresh problems: {made.headline()}", *made.details()]
@@ -478,12 +484,14 @@ class LocatedHeads(Verdicts):
         tables += [] if made is None else [made.shown().tables[0]]
         tables += [] if self.read is None else self.read.shown().tables
         table, columns = tables[0].frame, list(tables[0].columns or ())
-        marked = table["kind"].isin(rules.NAMED).tolist()
+        marked = table["label"].isin(list(map(str, self.found))).tolist()
         return Shown(tuple(tables), results.head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
 
 
 def by_kind(found: Mapping[Head, str], at_most: int = 6) -> str:
-    """List heads by their kind: L0H1, L0H2 (reader); L1H0 (mediator)."""
+    """List heads by their kind: L0H1, L0H2 (reader); L1H0 (mediator). `at_most` 0: three of them, without it."""
+    if not at_most:
+        return listed(found, 3)
     kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
     return "; ".join(f"{listed(heads, at_most)} ({kind})" for kind, heads in kinds.items())
 
@@ -492,10 +500,13 @@ def _on_a_page(found: Result, caption: str) -> ShownTable:
     """Return its table, of which a page shows the columns that are reported."""
     table = found.table()
     some = [name for name in found.reported if name in table and says(table[name])]
+    for name in {"kind", "claimed"} & {*some}:
+        table[name] = in_words(table, name)
     return ShownTable(table, caption, [name for name in some if name not in ("layer", "head")])
 
 
 def in_words(table: pd.DataFrame, verdict: str) -> pd.Series:
     """Return the verdicts, with the sense of those that go against the effect."""
-    against = (table.get("sense") == "against") & (table[verdict] != "specialist")  # whose strata say it
+    whole = table[verdict].isin(rules.NAMED) & (table[verdict] != "specialist")  # whose strata say it
+    against = (table.get("sense") == "against") & whole
     return table[verdict].mask(against, table[verdict] + ", against")

@@ -183,7 +183,7 @@ def _counted(found: Made, name: str, n_rows: int) -> Made:
     """Leave out rows (of cells, by this name) that stand for a token of no problem; parts of the span stay."""
     labels = np.array([getattr(cell, name) for cell in found.cells])
     known = np.isin(labels, labels[~np.isnan(found.values).all(0)])
-    known |= np.char.startswith(labels, SPAN) & (name == "place")
+    known |= np.char.startswith(labels, SPAN) & (name == "place") | ~known.any()
     cells, settings = tuple(compress(found.cells, known)), {**found.settings, "n_rows": n_rows}
     return replace(found, cells=cells, values=found.values[:, known], settings=settings)
 

@@ -339,9 +339,8 @@ def _token(model: Model, pair: PromptPair, what: What) -> int:
     given = what(pair) if callable(what) else pair.answer_ids if what == ANSWER else _of_tag(model, pair, what)
     ids, known = np.ravel(np.asarray(given)), model.info.n_classes or model.info.d_vocab
     if ids.dtype.kind not in "iu" or not len(ids) or not 0 <= ids[0] < known:
-        raise ValueError(
-            f"problem {pair.id!r}: what is read must be a token id, 0 to {known - 1} in {model.info.name}, got {shown(given)}"
-        )
+        got, where = shown(given) if len(ids) else "none", f"0 to {known - 1} in {model.info.name}"
+        raise ValueError(f"problem {pair.id!r}: what is read must be a token id, {where}, got {got}")
     return int(ids[0])
 
 

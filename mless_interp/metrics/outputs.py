@@ -123,7 +123,8 @@ def _weighted(pattern: Pattern, values: Tensor, segment: Segment) -> Tensor:
 
 
 def _units(vectors: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    vectors = widened(vectors)
+    vectors = widened(vectors)  # scaled, exactly: float32 has no squares of what heads write that hardly read
+    vectors = vectors.ldexp(-vectors.abs().amax(-1, keepdim=True).frexp().exponent.clamp(min=-126))
     norms = vectors.norm(dim=-1, keepdim=True)
     keep = keep[..., None] & (norms > 0)
     return torch.where(keep, vectors / norms, 0), keep.sum((-2, -1))

@@ -21,6 +21,7 @@ from ..runtime.base_result import head_columns, of_heads, rows_per_head
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions, out_of_memory
 from ..runtime.workers import Tick, Unit
+from ..statistics import defined_mean
 from .interventions import EdgeNoise, Intervention, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
 from .prepared import Gated, Measured, Prepared, Runs, Settings, prepare
@@ -172,7 +173,9 @@ def _atp(passes: _Gradients) -> list[dict[str, np.ndarray]]:
         return values.detach(), torch.autograd.grad(values.sum(), offsets)
 
     ((inserted, slopes),) = passes.in_parts(gradients, 1, 1)
-    per_layer = [((z - m) * g).sum((1, -1)).cpu() for z, m, g in zip(recording.z, masked.z, slopes, strict=True)]
+    rows, _ = Sweep.named(passes.contrast.name).edited(runs, masked, recording)
+    both = zip(recording.z, masked.z, slopes, strict=True)
+    per_layer = [((z - m) * g)[:, rows.to(z.device)].sum((1, -1)).cpu() for z, m, g in both]
     assert masked.logits is not None
     made = {"scores": torch.stack(per_layer, 1), "masked": passes.values(masked.logits), "inserted": inserted}
     arrays = {name: values.double().cpu().numpy() for name, values in made.items()}
@@ -224,7 +227,7 @@ class HeadAttribution(Measured):
 
     def ranking(self) -> tuple[Head, ...]:
         """Rank heads by |mean|, largest first: the verified ones by their exact value, then the others by the estimate."""
-        size = np.abs(self.by_group(self.best).mean(0))
+        size = np.abs(defined_mean(self.by_group(self.best)))
         order = np.lexsort((-size.ravel(), ~self.verified.ravel()))  # stable: the last key decides first
         return tuple(Head(*divmod(int(place), size.shape[1])) for place in order)
 
@@ -242,7 +245,7 @@ class HeadAttribution(Measured):
     def table(self) -> pd.DataFrame:
         """Return one row per head, best first: whether it was verified (`ranked_by`), and its measures' means."""
         ranked = self.ranking()
-        means = {name: of_heads(self.by_group(values).mean(0), ranked) for name, values in self._given.items()}
+        means = {name: of_heads(defined_mean(self.by_group(values)), ranked) for name, values in self._given.items()}
         ranked_by = np.where(of_heads(self.verified, ranked), "exact", "estimate")
         return pd.DataFrame({**head_columns(ranked), "ranked_by": ranked_by, **means})
 

@@ -1,6 +1,6 @@
 """A total effect over problems, what may be claimed of its parts, and how it is said: one place for the rules of methods §9."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -161,6 +161,8 @@ class Effect:
         """Say what the effect does, as a clause: `X lowers Y by 2.25 nats [1.91, 2.56] in 64 of 64 problems`."""
         what, outcome = str(what or "the insertion"), outcome or "the outcome"
         what, several = what[0].upper() + what[1:], what.endswith(" tokens")
+        if np.isnan(self.total).all():
+            return f"{outcome} is undefined in every problem"
         if not self.established:
             has = "have" if several else "has"
             return f"{what} {has} no established effect on {outcome} (median {with_limits(self.median, unit)})"
@@ -306,10 +308,12 @@ class Parts(Measured):
                 return f"{few}, at least {least} are needed"
             return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
         rows = table.iloc[np.argsort(self._by_construction(table), kind="stable")].to_dict("records")
-        named = listed((f"{row['label']} {share_words(row)}" for row in rows), 3)
-        shown = f"{len(table)} of {self._n_tested} {several} {'are' if len(table) > 1 else 'is'} shown to carry"
-        limits = "" if self.confidence == CONFIDENCE else f" ({100 * self.confidence:.4g} % intervals)"
-        return f"{shown} more than {self._least} of it in most problems: {named}{limits}"
+        carry, against = ([row for row in rows if row["sense"] == sense] for sense in SENSES)
+        of = f"{len(carry) or 'none'} of {self._n_tested} {several} {'are' if len(carry) > 1 else 'is'} shown to carry"
+        told = f"{of} more than {self._least} of it in most problems{': ' * bool(carry)}{_with_shares(carry)}"
+        if against:
+            told += f"; {len(against)} {'act' if len(against) > 1 else 'acts'} against it: {_with_shares(against)}"
+        return told if self.confidence == CONFIDENCE else f"{told} ({100 * self.confidence:.4g} % intervals)"
 
     def caveats(self) -> list[str]:
         return [*concentration_words(self, self.total_effect, self.unit), *super().caveats()]
@@ -345,6 +349,10 @@ def concentration_words(of: Measured, total: np.ndarray, unit: str) -> list[str]
     return [
         f"{carry} ({listed(names[at] for at in few.problems)}); with and without {'it' if n == 1 else 'them'} {mean}."
     ]
+
+
+def _with_shares(rows: Iterable[Mapping[str, Any]]) -> str:
+    return listed((f"{row['label']} {share_words(row)}" for row in rows), 3)
 
 
 def share_words(row: Mapping[str, Any] | pd.Series) -> str:

@@ -23,7 +23,7 @@ from ..runtime import base_result as results
 from ..runtime.base_result import Quantity, Shown, ShownTable, counted, interval_columns, limits_of, tidy, with_limits
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..statistics import CONFIDENCE, derive_generator, holm, median_interval, prevalence_test, sign_test
+from ..statistics import CONFIDENCE, defined_mean, derive_generator, holm, median_interval, prevalence_test, sign_test
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, fewest_for
 from .interventions import Knockout, PatchZ, run_edits
 from .outcomes import Outcome
@@ -199,8 +199,8 @@ class JointKnockout(Measured):
     @property
     def n_as_large(self) -> int:
         """Count random sets whose |median effect| is as large as the set's."""
-        own, others = (np.abs(np.median(self.by_group(each), axis=0)) for each in (self.effect, self.random))
-        return int((others >= own * (1 - 1e-9)).sum())
+        own, others = (np.abs(median_interval(self.by_group(each)).estimate) for each in (self.effect, self.random))
+        return int((~(others < own * (1 - 1e-9))).sum())
 
     def table(self) -> pd.DataFrame:
         """Return one row per set, the given one first: median effect and mean."""
@@ -208,7 +208,7 @@ class JointKnockout(Measured):
         made = interval_columns("median", median_interval(self.by_group(values), confidence=self.confidence))
         names = ["given"] + [f"random {i}" for i in range(len(self.sets))]
         heads = [" ".join(map(str, members)) for members in (self.heads, *self.sets)]
-        return pd.DataFrame({"set": names, "heads": heads, **made, "effect": self.by_group(values).mean(0)})
+        return pd.DataFrame({"set": names, "heads": heads, **made, "effect": defined_mean(self.by_group(values))})
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per set (`given`, `random 0`, ...; `singles`: the sum of its heads one at a time) and problem."""
@@ -223,7 +223,8 @@ class JointKnockout(Measured):
         raises, lowers = float(made.low) > self.resolution, float(made.high) < -self.resolution
         does = "raises" if raises else "lowers" if lowers else "is not shown to change"
         size = f"{float(made.estimate):+#.3g} {self.unit}{limits_of(made.low, made.high, '+#.3g')}"
-        return f"Knocking out {listed(self.heads)}{together} {does} {outcome} (median {size} over {self.counted})."
+        over = counted(int(made.n), self.groups)
+        return f"Knocking out {listed(self.heads)}{together} {does} {outcome} (median {size} over {over})."
 
     def in_short(self) -> list[str]:
         """Return a sentence on what several heads undo together, beside random sets; none of one head or without such sets."""
@@ -232,15 +233,15 @@ class JointKnockout(Measured):
         own, others = self._middle(self.effect), self._middle(self.random)
         p = f" (p = {self.p:.2g})" if self.chosen_elsewhere else ""
         sets = f"{len(self.sets)} random sets {others:#.3g} (median), {self.n_as_large or 'none'} as much"
-        on = counted(self.n_groups, self.groups, "fresh " * self.chosen_elsewhere)
+        on = counted(int(median_interval(self.by_group(self.effect)).n), self.groups, "fresh " * self.chosen_elsewhere)
         return [f"Together {listed(self.heads)} undo {own:#.3g} {self.unit} on {on}; {sets}{p}."]
 
     def _middle(self, values: np.ndarray) -> float:
-        return float(np.median(np.median(self._turned(values), axis=0)))
+        return float(np.median(median_interval(self._turned(values)).estimate))
 
     def _turned(self, values: np.ndarray) -> np.ndarray:
         """Return effects of groups, positive where they have the sign of the set's."""
-        return self.by_group(values) * (-1.0 if np.median(self.by_group(self.effect)) < 0 else 1.0)
+        return self.by_group(values) * (-1.0 if median_interval(self.by_group(self.effect)).estimate < 0 else 1.0)
 
     def details(self) -> list[str]:
         found = []
@@ -254,8 +255,8 @@ class JointKnockout(Measured):
             apart, words = self._turned(self.interaction), "they add up, as far as can be told"
             made = median_interval(apart, confidence=self.confidence)
             if float(sign_test(apart)) < self.level:
-                words = "together they do more than their sum" if np.median(apart) > 0 else "they overlap"
-                if abs(np.median(apart)) <= SMALLEST_EFFECT * self._middle(self.effect[:, None]):
+                words = "together they do more than their sum" if made.estimate > 0 else "they overlap"
+                if abs(made.estimate) <= SMALLEST_EFFECT * self._middle(self.effect[:, None]):
                     words = f"they add up, but for less than {100 * SMALLEST_EFFECT:.0f} % of what they do together"
             words = f": {words}" if np.isfinite(made.low) else ""
             found.append(f"Interaction (above 0: more than the sum of single knockouts) {with_limits(made)}{words}.")

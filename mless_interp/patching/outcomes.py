@@ -43,9 +43,10 @@ class Outcome:
         """Return the `value` of each run; `ValueError` where a user's formula gives another shape."""
         with left_as_they_are(f"outcome {self.name!r}", (logits, clean)):
             found, of = self.value(logits, pair, clean), list(logits.shape)
-        if list(found.shape) != of[:1]:
+        got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if got != of[:1]:
             given = f"{self.name!r} must give a number per run of logits [run, read, vocab] {of}"
-            raise ValueError(f"outcome {given}: expected {of[:1]}, got {list(found.shape)}")
+            raise ValueError(f"outcome {given}: expected {of[:1]}, got {got}")
         return found
 
     def asked(self, pair: PromptPair, info: ModelInfo) -> PromptPair:

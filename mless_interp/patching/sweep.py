@@ -26,6 +26,7 @@ from ..runtime.code_digests import codes_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.workers import Tick, Unit
+from ..statistics import defined_mean
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
 from .interventions import INTERVENTIONS, KNOCKOUTS, Intervention, LayerState, MatchedMassKnockout, PatchZ
 from .outcomes import Outcome
@@ -385,7 +386,7 @@ class PatchScores(Parts):
     def noise_floor(self) -> float:
         """The mean over problems of the largest |noise|, in `unit`: a mean effect that does not exceed it has no rank."""
         # of any layer, as a row that joins late has hardly rounded anew, but the run that it continues has
-        return float("nan") if self.noise is None else float(np.nanmax(np.abs(self.noise), axis=1).mean())
+        return float("nan") if self.noise is None else float(defined_mean(np.fmax.reduce(np.abs(self.noise), axis=1)))
 
     @property
     def rounding(self) -> float:

@@ -19,6 +19,8 @@ WAYS_ON = (
     "use the old settings, another checkpoint (--out), or delete this file (a stopped command's: its whole folder)"
 )
 
+BEGINS = b'{"settings": '
+
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be gone on from."""
@@ -50,7 +52,10 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
             return
         self._whole = Path(path).resolve()
         self.path = self._whole if shard is None else shard.file(self._whole)
-        self._settings = json.loads(json.dumps(plain({"toolkit": version("mless_interp"), **settings})))
+        told = {"toolkit": version("mless_interp"), **settings}
+        if told.get("computed_on") != "elsewhere":  # a model that is here is its weights, whatever its folder is called
+            told.pop("model", None)
+        self._settings = json.loads(json.dumps(plain(told)))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(self.path)
         try:
@@ -103,7 +108,7 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
         """Take what a file has kept; the bytes of its whole lines, and all its bytes."""
         text = path.read_bytes() if path.exists() else b""
         *lines, cut = text.split(b"\n")
-        if not lines and (not text or text.startswith(b"{")):  # new, or killed while its first line was written
+        if not lines and BEGINS.startswith(text[: len(BEGINS)]):  # new, or killed while its first line was written
             return 0, len(text)
         first, *kept = map(_parsed, lines or [cut])
         if not isinstance(first.get("settings"), dict):

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..core.arguments import cells_of, nearest
 from ..metrics import attention, collapse, outputs, received
 from ..metrics.patterns import segment_mean
+from ..patching.outcomes import left_as_they_are
 from ..runtime.columns import Column
 from .streaming import Layout, Need, Reduced, Rows, Vectors
 
@@ -321,7 +322,8 @@ def metric_shown(name: str) -> Metric:
 def _own(function: OwnMetric) -> Metric:
     @wraps(function)
     def formula(rows: Rows) -> Tensor:
-        found, needed = function(rows.block.pattern, rows.span), rows.block.pattern.shape[:-1]
+        with left_as_they_are(f"metric {name!r}", [rows.block.pattern]):
+            found, needed = function(rows.block.pattern, rows.span), rows.block.pattern.shape[:-1]
         if found.shape != needed:
             gave = f"{[*needed]}, and gave {[*found.shape]}"
             raise ValueError(f"metric {name!r} must give a number per head and row, {gave}")

@@ -21,7 +21,7 @@ from ..runtime import base_result as results
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.workers import Tick
-from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
+from ..statistics import CONFIDENCE, defined_mean, mean_interval
 from .score import Described, HeadScores
 from .streaming import Layout, Plan, RowFormula, Source, pair_layout
 
@@ -140,7 +140,7 @@ class AttentionProfile(results.Result):
     def curve(
         self, head: Head | str, condition: str, *, aligned: bool = False, relative: bool = False, null: bool = False
     ) -> pd.DataFrame:
-        """Return one head's mean profile over problems (`null`: uniform attention's) with its bootstrap interval, a row per
+        """Return one head's mean profile over problems (`null`: uniform attention's) with its interval, a row per
         position: position, mean, low, high, n. Insertion points lie on top of each other; tokens that fewer than half of the
         problems have are NaN."""
         row, source = self.of(head), replace(self, received=self.uniform) if null else self
@@ -149,7 +149,7 @@ class AttentionProfile(results.Result):
         n, mean = np.isfinite(grid).sum(0), defined_mean(grid)
         low, high = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
         if len(grid) > 1:
-            interval = bootstrap_interval(grid, confidence=self.confidence, seed=self.seed, n_resamples=1000)
+            interval = mean_interval(grid, confidence=self.confidence, seed=self.seed, n_resamples=1000)
             low, high = interval.low, interval.high
         shown = n >= max(1.0, 0.5 * len(grid))
         mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))

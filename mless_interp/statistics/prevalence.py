@@ -120,7 +120,8 @@ def concentration(values: Effects) -> Concentration:
     order = np.argsort(-np.abs(known), kind="stable")
     whole = float(np.abs(known).sum())
     share = float(np.abs(known[order[:n_largest]]).sum()) / whole if whole > 0 else float("nan")
-    left = [float(known[order[cut:]].mean()) for cut in range(min(n_largest, len(known) - 1) + 1)]
+    every = range(min(n_largest, len(known) - 1) + 1)
+    left = [float(known[order[cut:]].mean()) for cut in every] or [float("nan")]
     return Concentration(share, tuple(places[order[:n_largest]].tolist()), min(left), max(left))
 
 

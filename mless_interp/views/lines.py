@@ -29,7 +29,7 @@ def profiles(
     """Draw attention received per token, a column per head; of several profiles side by side.
 
     Above, all conditions at the base prompt's tokens; below (`whole`), the whole sequence of the last condition with its
-    inserted span shaded. Lines are means over problems, bands their 95 % bootstrap intervals, grey is what uniform attention
+    inserted span shaded. Lines are means over problems, bands their 95 % intervals, grey is what uniform attention
     would give. `heads`: default all, of more than 6 those whose inserted tokens receive the most beside uniform attention.
     """
     every = [profile] if isinstance(profile, AttentionProfile) else list(profile)

@@ -168,6 +168,8 @@ NUMBERED = 20
 GOLDEN = 0.618034
 """Steps of this size, taken modulo 1, spread evenly whatever their number."""
 SOLID, DASHED = "-", (0, (3, 1.5))
+BENDS, BOX, INCHES = (0.0, 0.15, -0.15, 0.3, -0.3), (0.4, 0.3), (1.1, 0.75)
+"""How arrows may bend; half a node's box, in places; inches from one place to the next."""
 
 
 def path_graph(found: PathEffects) -> Picture:
@@ -228,21 +230,30 @@ def _draw_edges(
         start, end = (np.array(places[row[node]]) for node in ("sender", "receiver"))
         size = WIDEST * abs(row[column]) / float(rows[column].abs().max())
         arrow: dict[str, object] = {"arrowstyle": "-|>", "linewidth": max(size, 0.6), "mutation_scale": 9 + size}
+        bend, free = _route(start, end, np.array(taken), n_nodes=len(places))
+        arrow |= {"connectionstyle": f"arc3,rad={bend}"}
         arrow |= {"linestyle": SOLID if row[column] >= 0 else DASHED, "color": "0.25", "shrinkA": 13, "shrinkB": 13}
         axes.annotate("", tuple(end), tuple(start), arrowprops=arrow, zorder=1)
         if rank < NUMBERED:
             text = f"{row[column]:.2f} {letters.get((row['sender'], row['receiver']), '')}".rstrip()
             box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-            taken.append(_free(start, end, taken))
+            taken.append(free)
             axes.text(*taken[-1], text, fontsize=7, ha="center", va="center", bbox=box, zorder=2)
 
 
-def _free(start: np.ndarray, end: np.ndarray, taken: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the point between two nodes that is farthest from every node and number; a number is wider than high."""
-    at = start + np.linspace(0.15, 0.85, 15)[:, None] * (end - start)
-    away = np.abs(at[:, None] - np.array(taken)) / (1.0, 0.5)
-    x, y = at[np.argmax(np.linalg.norm(away, axis=-1).min(1))]
-    return float(x), float(y)
+def _route(start: np.ndarray, end: np.ndarray, taken: np.ndarray, *, n_nodes: int) -> tuple[float, tuple[float, float]]:
+    """Return how an arrow bends to pass under the fewest other nodes (the first `n_nodes` of the `taken` places), and its point
+    that is farthest from every node and number; a number is wider than high."""
+    t, (dx, dy), found = np.linspace(0.15, 0.85, 15)[:, None], (end - start) * INCHES, []
+    for bend in BENDS:  # as matplotlib's arc3
+        middle = (start + end) / 2 + bend * np.array([dy, -dx]) / INCHES
+        at = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * end
+        away = np.abs(at[:, None] - taken)
+        under = (away[:, :n_nodes] < BOX).all(-1)[:, ~((taken[:n_nodes] == start) | (taken[:n_nodes] == end)).all(-1)]
+        found.append((int(under.any(0).sum()), abs(bend), bend, at, np.linalg.norm(away / (1.0, 0.5), axis=-1).min(1)))
+    _, _, bend, at, free = min(found, key=lambda each: each[:3])
+    x, y = at[np.argmax(free)]
+    return bend, (float(x), float(y))
 
 
 def _places(nodes: list[str]) -> dict[str, tuple[float, float]]:

@@ -65,20 +65,20 @@ def slope(model: Model, run: Recording, head: Head, way: torch.Tensor, read: Any
 def test_every_estimate_is_the_first_order_of_its_exact_edit(architecture: str, tiny_model_dir: Any) -> None:
     """A small part of the way to the patched z, or to that of a knockout, moves the outcome by that part of the estimate."""
     model = loaded(tiny_model_dir(architecture), "bridge", "float64")
-    bare = pairs_for(model, count=1)
+    bare = pairs_for(model, 22, count=1, before=("system", "question"))  # whose later block stays as it is
     by_gate = attribute_heads(model, bare, verify=0, steps=4, progress=False)
     by_z = attribute_heads(model, bare, method="atp", progress=False)
     pair = bare[0].answered("answer")
-    start = len(pair.inserted) - pair.n_after
+    start, outside = pair.spans[0][1], ~pair.span_mask
     read = [len(pair.inserted) - back for back in OUTCOMES["answer_logprob"].reads(pair)]
     seen, hidden = (model.record(pair.condition(name), start=start) for name in ("inserted", "masked"))
     for head in (Head(0, 2), Head(1, 5), Head(2, 0)):
 
         def changed(run: Recording, edit: Any, head: Head = head) -> torch.Tensor:
-            state = LayerState.of(model, run, head.layer, span=pair.span_mask[None])
+            state = LayerState.of(model, run, head.layer, span=pair.span_mask[None], rows=outside[None])
             return (edit(state) - run.z[head.layer])[0, :, head.head]
 
-        patched = (seen.z[head.layer] - hidden.z[head.layer])[0, :, head.head]
+        patched = (seen.z[head.layer] - hidden.z[head.layer])[0, :, head.head] * outside[start:, None]
         for values, run, way, sign in (
             (by_z.scores, seen, patched, 1),
             (by_gate.knockout, seen, changed(seen, Knockout()), -1),

@@ -17,7 +17,7 @@ from mless_interp.runtime.checkpoint import Checkpoint, CheckpointError, key_of,
 from mless_interp.runtime.folders import Lock
 from mless_interp.runtime.workers import Shard
 
-SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0, "model": {"dtype": "float32"}}
+SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0, "run": {"dtype": "float32"}}
 ODD = "b\u2028"
 """An id with a line separator, which ends no line of a file."""
 VALUES: dict[str, Any] = {"a": [1.0, float("nan"), -0.0], ODD: {"x": 0.1, "y": float("-inf")}, "c": [0.25]}
@@ -48,7 +48,7 @@ def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> Non
     assert [record["id"] for record in rest] == list(VALUES)
     assert first["settings"]["edit"] == "z" and first["settings"]["toolkit"] and set(first) == {"settings"}
     assert all(set(record) == {"id", "key", "value", "digest"} for record in rest)
-    with Checkpoint(begun, SETTINGS) as again:
+    with Checkpoint(begun, SETTINGS | {"model": "its folder is called otherwise"}) as again:
         assert len(again._done) == 3 and again.get("d") is None
         assert all(same(again.get(name), value) for name, value in VALUES.items())
         assert np.signbit(again.get("a")[2])
@@ -72,12 +72,10 @@ def test_keys_do_not_depend_on_order_and_values_become_plain() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"edit": "knockout"},
-            "edit was 'z', now 'knockout'; use the old settings, another checkpoint .--out., or delete",
-        ),
-        ({"model": "x"}, "model was {'dtype': 'float32'}, now 'x'; use"),
-        ({"model": {"dtype": "float16"}}, "model.dtype was 'float32', now 'float16'; use"),
+        ({"edit": "knockout"}, "edit was 'z', now 'knockout'; use the old settings, another checkpoint .--out., or"),
+        ({"run": "x"}, "run was {'dtype': 'float32'}, now 'x'; use"),
+        ({"model": "x", "computed_on": "elsewhere"}, "model was None, now 'x', computed_on was None"),
+        ({"run": {"dtype": "float16"}}, "run.dtype was 'float32', now 'float16'; use"),
         (dict.fromkeys("pqrst", 1), "p was None, now 1, q was None, now 1, r was None, now 1 and 2 more; use"),
     ],
 )
@@ -139,7 +137,7 @@ def test_a_damaged_file_is_refused_by_name_and_line_and_stays(begun: Path, what:
 
 def test_a_file_that_is_no_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    for text in ("my notes", "[]\n", '{"id": "a"}\n', "[" * 10**5 + "\n"):
+    for text in ("my notes", '{"accuracy": 0.9}', "[]\n", '{"id": "a"}\n', "[" * 10**5 + "\n"):
         path.write_text(text)
         with pytest.raises(
             ValueError, match="mine.jsonl is no checkpoint of this toolkit, or its first line is damaged"
