@@ -54,8 +54,9 @@ mi.views.head_map(patches)
 
 # %% [markdown]
 # Strokes mark heads that carry more than 5 % of the effect in most problems, by an exact test corrected for 112 heads.
-# The next cell runs the whole experiment: both directions, each head's own attention to the slashes, the named heads
-# again on fresh problems, and random words of the same length as a control.
+# The next cell runs the whole experiment: both directions (twice as many tests, so a head that just passes here may not
+# be named there), each head's own attention to the slashes, the named heads again on fresh problems, and random words of
+# the same length as a control.
 
 # %%
 found = mi.locate_heads(model, pairs, confirm=fresh, n_random_sets=20, n_control_draws=2, progress=False)

@@ -27,7 +27,7 @@ profile = mi.attention_profile(model, pairs, progress=False)
 #
 # For token $j$ the curve is the mean of column $j$ of a head's attention matrix, strictly below the diagonal. Two heads
 # of the first layer: above the original tokens, without and with the insertion; below the whole prompt, the span
-# shaded. The thin grey line is the **null**: a head that spreads its attention evenly over all visible tokens.
+# shaded. The thin grey lines are the **null**: a head that spreads its attention evenly over all visible tokens.
 
 # %%
 mi.views.profiles(profile, [mi.Head(0, 13), mi.Head(0, 21)])
@@ -127,8 +127,7 @@ print(f"of {len(table)} heads {deeper} collapse more than an even spread, {above
 #
 # ## One head, token by token
 #
-# CircuitsVis draws the whole pattern: without, with, and the difference on one colour scale, the span pooled into
-# blocks. It works offline.
+# CircuitsVis draws the whole pattern: without, with, and the difference, the span pooled into blocks. It works offline.
 
 # %%
 strongest = max(model.info.heads[:28], key=lambda head: scores.mean("span_mass")[head.layer, head.head])

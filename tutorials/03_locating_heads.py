@@ -73,7 +73,7 @@ for head in (mi.Head(0, 13), mi.Head(0, 21), mi.Head(1, 4), mi.Head(0, 3), mi.He
 # `locate_heads` does this for all heads in both directions, and asks three more questions.
 #
 # - *In how many problems?* A mean can rest on two problems. A head is named if it does more than the smallest effect of
-#   interest, 5 % of the median total, in most problems. The test is exact and corrected over all heads.
+#   interest, 5 % of the median total's upper limit, in most problems. The test is exact and corrected over all heads.
 # - *Would you find it again?* The best of many heads looks better than it is. `confirm=` gives fresh problems, on which
 #   only the named heads are tested.
 # - *Would other tokens, or any loss of attention, do the same?* Random words and a knockout of other attention are the
@@ -144,9 +144,9 @@ mi.views.head_map(answer)
 # Read the sentences, not the colours: the map always has a darkest cell.
 #
 # Five heads are named, all readers of the first layer, and the next 64 problems confirm all five. They are *necessary*:
-# removing one of them removes its part in most problems, but adding one by itself brings its part in few. Nearly all other
-# heads are *negligible*. A few are *undecided*: with 64 problems a head must act in about three of four problems to be
-# found.
+# removing one of them removes its part in most problems, but adding one by itself brings its part in fewer than half.
+# Nearly all other heads are *negligible*. A few are *undecided*: with 64 problems a head must act in about three of four
+# problems to be found.
 #
 # ## Are the paper's heads special?
 #

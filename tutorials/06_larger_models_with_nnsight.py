@@ -88,7 +88,7 @@ for name, layers, heads in (("demo", 4, 28), ("Qwen2.5-0.5B", 24, 14), ("Qwen2.5
     )
 
 # %% [markdown]
-# `locate_heads` needs four sweeps; `plan_run` estimates their time. Where that is too much, rank them
+# `locate_heads` needs four sweeps; `plan_run` estimates their time. Where that is too much, rank heads
 # by gradients on some problems: `best = mi.attribute_heads(model, some, method="atp").ranking()[:64]`; test the best on
 # others: `mi.locate_heads(model, others, heads=best)`.
 #
@@ -155,6 +155,6 @@ remote_model.run(remote_pairs[0].inserted.tokens, logits_at="last").logits.shape
 # ## What to conclude, and what not
 #
 # - The method is the same at every size. Only what fits into memory changes.
-# - Fused attention gives the same metrics as eager attention, to rounding. Half precision does not resolve effects of a
-#   few thousandths of a nat, and the result reports it.
+# - Fused attention gives the same metrics as eager attention, to rounding. Half precision does not resolve small effects,
+#   and the result says up to which size.
 # - No published model has been measured in these notebooks.

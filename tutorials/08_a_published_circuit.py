@@ -136,8 +136,8 @@ for at in looks.argsort(descending=True)[:5].tolist():
 # %% [markdown]
 # ## How much of the model is this?
 #
-# At first all heads write their output of the clean prompt; then L0H0, then L1H0, then the others write their output of
-# the palindrome's run.
+# At first all heads write their output of the clean prompt; then L0H0 and L1H0, then the others write their output of the
+# palindrome's run. The two alone bring back about three quarters of the mean effect, the other two heads the rest.
 
 # %%
 curve = mi.circuit_curve(

@@ -472,7 +472,7 @@ class LocatedHeads(Verdicts):
 
     def shown(self) -> Shown:
         made = self.confirmation
-        on = " on the problems that named some; the effects of these look too large here (fresh problems: below)"
+        on = " on the problems that chose the named ones, whose effects are overestimated here (fresh problems: below)"
         how = f"Heads{on * (made is not None)}. Named ones first, then by the larger side; {self._counted}."
         tables = [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):

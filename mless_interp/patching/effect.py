@@ -302,18 +302,16 @@ class Parts(Measured):
             return f"no {one} is tested"
         table = self.table()
         table = largest_first(table[table["p_corrected"] < self.level], "share")
-        if not len(table):
-            if least := self.n_needed:
-                few = f"{self.whole.counted(self.whole.n)} are too few to show any of {self._n_tested} {several}"
-                return f"{few}, at least {least} are needed"
-            return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
+        if not len(table) and (least := self.n_needed):
+            few = f"{self.whole.counted(self.whole.n)} are too few to show any of {self._n_tested} {several}"
+            return f"{few}, at least {least} are needed"
         rows = table.iloc[np.argsort(self._by_construction(table), kind="stable")].to_dict("records")
         carry, against = ([row for row in rows if row["sense"] == sense] for sense in SENSES)
         of = f"{len(carry) or 'none'} of {self._n_tested} {several} {'are' if len(carry) > 1 else 'is'} shown to carry"
         told = f"{of} more than {self._least} of it in most problems{': ' * bool(carry)}{_with_shares(carry)}"
         if against:
             told += f"; {len(against)} {'act' if len(against) > 1 else 'acts'} against it: {_with_shares(against)}"
-        return told if self.confidence == CONFIDENCE else f"{told} ({100 * self.confidence:.4g} % intervals)"
+        return told if self.confidence == CONFIDENCE or not rows else f"{told} ({100 * self.confidence:.4g} % intervals)"
 
     def caveats(self) -> list[str]:
         return [*concentration_words(self, self.total_effect, self.unit), *super().caveats()]

@@ -257,7 +257,7 @@ class JointKnockout(Measured):
             if float(sign_test(apart)) < self.level:
                 words = "together they do more than their sum" if made.estimate > 0 else "they overlap"
                 if abs(made.estimate) <= SMALLEST_EFFECT * self._middle(self.effect[:, None]):
-                    words = f"they add up, but for less than {100 * SMALLEST_EFFECT:.0f} % of what they do together"
+                    words = f"less than {100 * SMALLEST_EFFECT:.0f} % of what they do together"
             words = f": {words}" if np.isfinite(made.low) else ""
             found.append(f"Interaction (above 0: more than the sum of single knockouts) {with_limits(made)}{words}.")
         return found

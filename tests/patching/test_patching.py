@@ -57,7 +57,7 @@ def test_without_an_effect_or_with_too_few_problems_no_head_is_tested() -> None:
     assert unknown.established and np.isnan(unknown.whole.delta) and unknown.table()["k"].isna().all()
     assert re.search(r"^6 problems are too few to show any of \d+ heads, at least \d+ are needed$", unknown.claim())
     nothing = replace(patched(12), patched=np.full((12, 2, 3), np.nan))
-    assert nothing.claim().startswith("no head of 0 is shown")
+    assert nothing.claim().startswith("none of 0 heads is shown")
 
 
 def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
