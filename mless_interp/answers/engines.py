@@ -128,8 +128,7 @@ class HuggingFaceEngine(CompletionEngine):
         return cache
 
 
-LEAST_SHARED = 8
-"""Tokens; a shorter common beginning is not worth a pass of its own."""
+LEAST_SHARED = 8  # tokens; a shorter common beginning is not worth a pass of its own
 
 
 def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:

@@ -24,8 +24,7 @@ from .results import AccuracyResults
 from .treatments import Treatment, as_treatments
 from .vllm import Vllm
 
-MAX_NEW_TOKENS = 2048
-"""What the paper allows (methods §11)."""
+MAX_NEW_TOKENS = 2048  # what the paper allows (methods §11)
 Answer = dict[str, Any]
 
 

@@ -16,10 +16,8 @@ import threading
 from contextlib import suppress
 from functools import lru_cache
 
-CPU_SECONDS = 3
-"""What one comparison may compute; CPU time, so that a busy machine does not change a grade."""
-MEMORY_BYTES = 4 * 2**30
-"""Of addresses; a comparison that needs more has no answer."""
+CPU_SECONDS = 3  # what one comparison may compute; CPU time, so that a busy machine does not change a grade
+MEMORY_BYTES = 4 * 2**30  # of addresses; a comparison that needs more has no answer
 
 
 class GaveUp(Exception):

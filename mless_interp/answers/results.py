@@ -17,8 +17,7 @@ from .same_answer import GAVE_UP
 
 NUMBERS = (*GRADERS, "boxed", "cut_off", "n_tokens")
 PRINTED = "second accuracy_second difference difference_ci_low difference_ci_high gained lost n".split()
-ROUNDING = 1e-9
-"""Shares of right answers that differ by less are equal."""
+ROUNDING = 1e-9  # shares of right answers that differ by less are equal
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -24,13 +24,10 @@ from itertools import accumulate
 
 from .math_verify_process import GaveUp, asked
 
-LONGEST = 500
-"""Characters; a longer answer is compared as text only."""
+LONGEST = 500  # characters; a longer answer is compared as text only
 MOST_PARTS = 40
-GAVE_UP = "gave up"
-"""Nothing decided, within the limits of time and memory."""
-NEW_ROW, UNIT = "\x01", "\x02"
-"""Stand in plain answers for a matrix's line break and before a unit."""
+GAVE_UP = "gave up"  # nothing decided, within the limits of time and memory
+NEW_ROW, UNIT = "\x01", "\x02"  # stand in plain answers for a matrix's line break and before a unit
 _SIGNS = str.maketrans(
     {
         "−": "-", "–": "-", "×": r"\cdot ", "⋅": r"\cdot ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ",

@@ -10,8 +10,7 @@ from ..prompts.problems import Problem
 from .command_line import LIMITS, MODEL_HELP, Pairing, argument, chosen_names, is_model, option
 from .run_folder import Computed, Kept, Presented, Report, program
 
-N_CONFIRM = 64
-"""Fresh problems where nothing else is asked for."""
+N_CONFIRM = 64  # fresh problems where nothing else is asked for
 PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
 """Of a circuit, in the order of the story."""
 

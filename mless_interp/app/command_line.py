@@ -104,8 +104,7 @@ PANELS = {
 }
 """The headings under which `--help` lists options, in this order; all others are under the first."""
 MODEL_HELP = "'demo' (bundled), a saved model's directory, or a hub id."
-REQUIRED = dataclasses.MISSING
-"""The default of an option that must be given."""
+REQUIRED = dataclasses.MISSING  # the default of an option that must be given
 
 
 def option(default: object, help: str, *names: str, of: str = "", **how: Any) -> Any:

@@ -10,8 +10,7 @@ from ..prompts.conditions import CONDITIONS, as_words
 from .command_line import NAMES, Inserting, Rows, chosen_names, option
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
-N_DRAWN = 3
-"""The most collapsed heads, whose attention is drawn."""
+N_DRAWN = 3  # the most collapsed heads, whose attention is drawn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,8 @@ from .run_folder import Computed, Kept, Presented, Report, program, shown_attent
 if TYPE_CHECKING:
     from ..answers import AccuracyResults
 
-N_RANDOM_SETS = 5
-"""Random sets that answers are compared with, at most: each costs an answer per problem."""
-N_SHOWN = 4
-"""Heads whose attention is shown, at most: the named ones or, where none is, the largest."""
+N_RANDOM_SETS = 5  # random sets that answers are compared with, at most: each costs an answer per problem
+N_SHOWN = 4  # heads whose attention is shown, at most: the named ones or, where none is, the largest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,7 @@ from .located import LocatedHeads
 
 Asked = LocatedHeads | Iterable[Head | str]
 """Heads as they are asked for: what `locate_heads` gave (its named heads), or a list."""
-Cell = TypeVar("Cell")
-"""What effects are split into: an edge, a way, a site, a place, or a name."""
+Cell = TypeVar("Cell")  # what effects are split into: an edge, a way, a site, a place, or a name
 
 
 class Cells(Parts, Generic[Cell]):

@@ -29,8 +29,7 @@ from ..statistics import Prevalence, defined_mean, derive_generator, fewest_prob
 from .cells import Asked, heads_of, named_on, named_words
 from .locate import fresh_problems
 
-N_CANDIDATES = 32
-"""Of all heads, the best by gate gradient are tried."""
+N_CANDIDATES = 32  # of all heads, the best by gate gradient are tried
 SIDES = ("sufficient", "necessary")
 Members = tuple[Head, ...]
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

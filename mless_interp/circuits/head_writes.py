@@ -35,12 +35,10 @@ KINDS = (*WRITTEN, LOOKS)
 """What is read from the span, all that the insertion changes, where the head looks."""
 UNITS = dict.fromkeys(WRITTEN, "logits") | {LOOKS: "nats"}
 SIDES = dict.fromkeys(WRITTEN, ("promotes", "suppresses")) | {LOOKS: ("prefers", "avoids")}
-INSERTED = " (inserted)"
-"""Behind a token of the span, which is another key than the same token in the question."""
+INSERTED = " (inserted)"  # behind a token of the span, which is another key than the same token in the question
 FEWEST_PROBLEMS, SHARE_THAT_HAS_IT = 3, 0.1
 """A key is told of where at least so many of the problems, and this share of them, have its token."""
-LEAST_LOOK = 0.01
-"""Scores nearer to 0 than this, one per cent of attention, are no preference."""
+LEAST_LOOK = 0.01  # scores nearer to 0 than this, one per cent of attention, are no preference
 
 
 @checked

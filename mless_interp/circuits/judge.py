@@ -65,8 +65,7 @@ KINDS: dict[str, Kind] = {
 _OF_MORE = ("conditional reader", "specialist")  # which follow from more than the side and its two parts
 _BY_PARTS = {(kind.side, kind.reads, kind.mediates): name for name, kind in KINDS.items() if name not in _OF_MORE}
 NAMED = tuple(name for name, kind in KINDS.items() if kind.side)
-PER_HEAD = len(SIDES) * len(SENSES)
-"""Tests of a head in the family that names heads."""
+PER_HEAD = len(SIDES) * len(SENSES)  # tests of a head in the family that names heads
 
 
 def measured(values: dict[str, np.ndarray], measure: str) -> np.ndarray:

@@ -23,8 +23,7 @@ from ..statistics import CONFIDENCE, SENSES, holm
 from . import judge as rules
 from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
 
-NAMED_AT_MOST = 10
-"""Undecided heads that a print names."""
+NAMED_AT_MOST = 10  # undecided heads that a print names
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
 SATURATES = "A saturating outcome can hide what a head undoes or reproduces: try outcome='logit_diff' too."
 

@@ -27,14 +27,12 @@ from ..runtime.text_safety import visible
 from . import cells
 from .located import LocatedHeads
 
-INPUTS = ("q", "k", "v")
-"""What a head makes of the stream; "qkv" is all three."""
+INPUTS = ("q", "k", "v")  # what a head makes of the stream; "qkv" is all three
 LOGITS = "logits"
 TOGETHER = "".join(INPUTS)
 PARTS_OF_A_HEAD = (*INPUTS, TOGETHER)
 """Through what an edge enters a head: its queries, its keys, its values, all of them."""
-PAIRS_OF_INPUTS = ("qk", "qv", "kv")
-"""Two of them at once, which edges may name as well."""
+PAIRS_OF_INPUTS = ("qk", "qv", "kv")  # two of them at once, which edges may name as well
 WAYS = ("direct", "indirect")
 """The parts of a head's effect: straight to the logits, and through later parts of the model."""
 
@@ -52,8 +50,7 @@ class Mlp:
     __repr__ = __str__
 
 
-Node = Head | Mlp | str
-"""A part of a model; of texts `LOGITS` alone."""
+Node = Head | Mlp | str  # a part of a model; of texts `LOGITS` alone
 
 
 @savable

@@ -28,10 +28,8 @@ PARTS = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid
 """What `patch_sites` patches, by TransformerLens' names, and which part of a layer that is."""
 POSITION, SPAN = "position ", "span "
 """What labels begin with of positions, where nothing is inserted, and of the span's own tokens."""
-ALL = "all"
-"""All rows at once: every token that can change, those of the answer too; of a span, all of it."""
-N_ROWS = N_BLOCKS = 8
-"""Tokens from each end of the question, blocks of the span, unless told otherwise."""
+ALL = "all"  # all rows at once: every token that can change, those of the answer too; of a span, all of it
+N_ROWS = N_BLOCKS = 8  # tokens from each end of the question, blocks of the span, unless told otherwise
 Token = tuple[str, int | None]
 """Among which tokens (`SPAN`, `POSITION`: of the prompt, "": of the question, `ALL`), and which of them; None: all."""
 

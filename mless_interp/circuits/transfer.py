@@ -35,8 +35,7 @@ from .locate import under
 CELLS = ("Transfer", "Random heads", "Other insertion")
 """What is given: the named heads' means, those of random heads of the same layers, those heads' under another insertion."""
 
-Means = tuple[np.ndarray, np.ndarray]
-"""Lambda `[..., layer, head]` and Sigma `[..., layer, head, d_head]`."""
+Means = tuple[np.ndarray, np.ndarray]  # lambda `[..., layer, head]` and Sigma `[..., layer, head, d_head]`
 
 
 @checked

@@ -15,8 +15,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeVar, Union, get_args, get_origin, overload
 
-Arguments = dict[str, Any]
-"""Arguments that are handed on by name; what each may be, whoever takes them says."""
+Arguments = dict[str, Any]  # arguments that are handed on by name; what each may be, whoever takes them says
 F = TypeVar("F", bound=Callable[..., object])
 T = TypeVar("T")
 
@@ -30,8 +29,7 @@ REMEDIES = {
     "PatchScores": "locate_heads or patch_heads gives one",
 }
 """What to do where an object of this class was expected."""
-INTERNAL = "a Prepared"
-"""What only analyses give to each other: no error asks a caller for it."""
+INTERNAL = "a Prepared"  # what only analyses give to each other: no error asks a caller for it
 
 
 @contextmanager

@@ -8,8 +8,7 @@ prompt), `d_head`, `d_model`, `d_mlp`, `vocab`. `*lead` stands for any leading a
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Pattern = Float[Tensor, "*lead dest src"]
-"""Attention probabilities; every row sums to 1 over the keys it can see."""
+Pattern = Float[Tensor, "*lead dest src"]  # attention probabilities; every row sums to 1 over the keys it can see
 PerRow = Float[Tensor, "*lead dest"]
 PerColumn = Float[Tensor, "*lead src"]
 Visible = Bool[Tensor, "*#lead dest src"]
@@ -18,8 +17,7 @@ Segment = Bool[Tensor, "*#lead src"]
 """True for the tokens of one segment; leading axes broadcast against the pattern's: `[batch, 1, src]` for one segment per
 prompt of a padded batch `[batch, head, dest, src]`."""
 Counts = Int[Tensor, "*lead src"]
-Vectors = Float[Tensor, "*lead src d"]
-"""One vector per token: values, residuals or outputs."""
+Vectors = Float[Tensor, "*lead src d"]  # one vector per token: values, residuals or outputs
 
 PerHead = Float[Tensor, "*lead"]
 

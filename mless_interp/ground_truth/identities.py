@@ -23,8 +23,7 @@ from ..patching.interventions import Intervention, Knockout, KnockoutZero, Layer
 from ..prompts.conditions import CONTRASTS
 from ..prompts.pairs import PromptPair, followed, pairs_of_any
 
-DOSES = (4, 16)
-"""How many tokens I12 inserts, the second against the first."""
+DOSES = (4, 16)  # how many tokens I12 inserts, the second against the first
 
 
 @dataclass(frozen=True, eq=False)

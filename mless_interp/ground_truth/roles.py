@@ -12,8 +12,7 @@ from .tokenizer import ANSWER_PREFIX, NUMBERS
 DECOY_KINDS = ("silent", "unread", "avoids")
 SMALLEST_SHARE = 0.1
 """Least part of the span's effect that a planted reader or mediator must carry; layouts with less are refused."""
-ANSWER_ROW = ANSWER_PREFIX[-1]
-"""The token in whose row the answer is predicted."""
+ANSWER_ROW = ANSWER_PREFIX[-1]  # the token in whose row the answer is predicted
 _MOST_MEDIATED = 0.8  # of what the readers before a mediator contribute, this much at most passes through mediators
 _AGAINST = 0.25  # of what all readers bring, this much each opposing reader takes back
 _FREQUENT = 8  # numbers: 91 % of the problems name one of so many

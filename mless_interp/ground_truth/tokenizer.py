@@ -51,8 +51,7 @@ _ASKED = {word for sentence in _ASK for word in sentence.split()}
 # "answer" and "by" complete the sentence of the paper's code, so that it has no unknown token here.
 SYSTEM = {*" ".join(_SYSTEM_SENTENCES).split(), "answer", "by"} - {*_PUNCTUATION, *ANSWER_PREFIX}
 """Tokens that belong to system sentences only."""
-NEUTRAL = {*_PUNCTUATION, *ANSWER_PREFIX, PAD, EOS}
-"""Tokens of no part of a prompt."""
+NEUTRAL = {*_PUNCTUATION, *ANSWER_PREFIX, PAD, EOS}  # tokens of no part of a prompt
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,7 @@ CLAIMS: dict[str, tuple[str, str]] = {
 }
 """The paper's three claims: metric and direction."""
 Activations = Float[Tensor, "token d_mlp"]
-SAME = 1e-6
-"""Differences smaller than this part of the values are rounding and count as ties."""
+SAME = 1e-6  # differences smaller than this part of the values are rounding and count as ties
 PARALLEL = "where attention and MLP read the same input (GPT-J, GPT-NeoX, Falcon, Phi-2),"
 
 

@@ -51,10 +51,8 @@ METRICS: dict[str, str] = {
 """Metric -> unit."""
 NULLS = {"lam_null": "lam_p", "lam_control": "lam_control_p"}
 """The column of what lambda is compared with -> that of the corrected p-values."""
-CLAIM = "differs from uniform attention, the same way in most problems"
-"""What a small `lam_p` says."""
-SAME = 1e-6
-"""Attention masses that are no further apart than this are the same up to rounding."""
+CLAIM = "differs from uniform attention, the same way in most problems"  # what a small `lam_p` says
+SAME = 1e-6  # attention masses that are no further apart than this are the same up to rounding
 Visit = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 """Takes a layer, and what it shows of the run: queries and keys as they enter the scores, values, head outputs."""
 

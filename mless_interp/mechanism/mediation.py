@@ -33,8 +33,7 @@ EDITED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "both": lambda z, lam, sigma: lam * z + sigma,
 }
 """The arms that are edited, as head outputs from z without the span, lambda and Sigma."""
-ARMS = ("without", "with", *EDITED)
-"""Both unedited runs, and the edited ones."""
+ARMS = ("without", "with", *EDITED)  # both unedited runs, and the edited ones
 READINGS = ("near_zero_arm", "near_zero_quantile", "mean", "mean_absolute", "variance")
 """What is read of the MLP's activations, as in `activation_shift`."""
 EFFECTS: dict[str, dict[str, int]] = {

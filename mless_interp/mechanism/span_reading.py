@@ -31,10 +31,8 @@ from ..runtime.text_safety import one_line
 from ..statistics import Prevalence, by_group, defined_mean, median_interval, prevalence_test
 
 ANSWER = "answer"
-N_BLOCKS = 10
-"""Blocks of the span, at most."""
-SMALLEST_MARGIN = 0.02
-"""Nats of the lens, scores of the probe (which sum to 1)."""
+N_BLOCKS = 10  # blocks of the span, at most
+SMALLEST_MARGIN = 0.02  # nats of the lens, scores of the probe (which sum to 1)
 READERS = {"lens": "the model's own unembedding", "probe": "a linear probe"}
 """Who reads, and in words; the axis `reader`."""
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from ..core.shapes import Pattern, PerRow, Segment, Visible
 from . import patterns
 
-LEAST_MASS = 1e-8
-"""A part of a row with less attention has no shares of its own."""
+LEAST_MASS = 1e-8  # a part of a row with less attention has no shares of its own
 
 
 def span_mass(pattern: Pattern, *, span: Segment, visible: Visible | None = None) -> PerRow:

@@ -15,8 +15,7 @@ from torch import Tensor
 from ..core.shapes import PerColumn, PerHead, Segment
 from .patterns import check_segment, check_span, segment_mean, widened
 
-LEAST_LEVEL = 1e-12
-"""A mean attention below it is taken for none."""
+LEAST_LEVEL = 1e-12  # a mean attention below it is taken for none
 
 
 def span_collapse(received: PerColumn, *, span: Segment, reference: Segment) -> PerHead:

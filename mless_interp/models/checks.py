@@ -22,8 +22,7 @@ TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2
 float16's bits."""
 
 
-REACH = 160
-"""Tokens on which masks and replay are checked at loading; longer prompts are checked when they come."""
+REACH = 160  # tokens on which masks and replay are checked at loading; longer prompts are checked when they come
 
 
 class FailedCheck(ModelError):

@@ -11,8 +11,7 @@ from torch import Tensor
 from ..core.heads import Head, check_heads
 from ..runtime.folders import savable
 
-Foreign = Any
-"""An object of a library that ships no types: TransformerLens', nnsight's, Hugging Face's."""
+Foreign = Any  # an object of a library that ships no types: TransformerLens', nnsight's, Hugging Face's
 
 
 class ModelError(ValueError):
@@ -198,8 +197,7 @@ class AttentionOutput:
 
 Reducer = Callable[[Tensor], Foreign] | None
 """What to keep of an activation, computed inside the forward pass; None keeps all of it."""
-Edit = Callable[[Tensor], Tensor]
-"""A pure function from an activation to the one that takes its place."""
+Edit = Callable[[Tensor], Tensor]  # a pure function from an activation to the one that takes its place
 LogitsAt = Literal["all", "last", "none"] | Sequence[int] | Tensor
 
 
@@ -231,10 +229,8 @@ class Tap:
         return cls(keep=show) if first.edit is None and then.edit is None else cls(lambda value: then(first(value)))
 
 
-Taps = Mapping[str, Tap]
-"""What a run does, by hook name."""
-Masks = tuple[Tensor, ...] | None
-"""Each layer's visibility `[b, 1|H, T, T]`; None for plain causal attention."""
+Taps = Mapping[str, Tap]  # what a run does, by hook name
+Masks = tuple[Tensor, ...] | None  # each layer's visibility `[b, 1|H, T, T]`; None for plain causal attention
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,8 +91,7 @@ class Loading:
 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
-"""What PEFT saves; in the folder of a model its adapter is loaded with it."""
+ADAPTER = "adapter_config.json"  # what PEFT saves; in the folder of a model its adapter is loaded with it
 TOKENIZERS = (
     "tokenizer.json tokenizer.model vocab.json vocab.txt spiece.model sentencepiece.bpe.model tekken.json".split()
 )

@@ -11,8 +11,7 @@ from ..core.arguments import outside_autocast
 from ..runtime.loop import out_of_memory
 from .info import ModelInfo
 
-TURN = RLock()
-"""Held by the one thread whose model computes: threads, TF32 and modes are those of the whole process."""
+TURN = RLock()  # held by the one thread whose model computes: threads, TF32 and modes are those of the whole process
 LIBRARIES = ("accelerate", "bitsandbytes", "nnsight", "torch", "transformer_lens.model_bridge", "transformers")
 """Packages whose hooks are part of how they run a model."""
 
@@ -64,8 +63,7 @@ TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
 """Enough tokens in one pass for full matrix products; more would only leave the caches."""
 PER_THREAD = 2**28
 """Multiplications of one product that are worth a CPU thread: threads wait for each other after every product."""
-GRAPH_BYTES = 2e9
-"""What the graph of one pass with gradients may take on a CPU; on a GPU a quarter of its memory."""
+GRAPH_BYTES = 2e9  # what the graph of one pass with gradients may take on a CPU; on a GPU a quarter of its memory
 REQUEST_BYTES, REQUEST_TOKENS = 750_000, 32_768
 """Of head outputs that one request to a server carries, and of tokens in its pass, at most."""
 

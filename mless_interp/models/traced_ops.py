@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Traced = Any
-"""What nnsight hands over inside a trace: its envoys, and what modules are given and give."""
+Traced = Any  # what nnsight hands over inside a trace: its envoys, and what modules are given and give
 Part = tuple[Any, ...]
 """A kind and its numbers: which part of what a module is given or gives an activation is (see `got`)."""
-Step = tuple[Any, ...]
-"""One step of `walked`."""
+Step = tuple[Any, ...]  # one step of `walked`
 PLAIN = (bool, int, float, str, bytes, Tensor, torch.dtype, type(None))
 
 
@@ -162,8 +160,7 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
 
-BLOCK = 2**24
-"""Weights that are held in float32 at a time (64 MB)."""
+BLOCK = 2**24  # weights that are held in float32 at a time (64 MB)
 
 
 def float32_logits(normed: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

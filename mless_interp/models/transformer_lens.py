@@ -60,8 +60,7 @@ def has_hooked_transformer() -> bool:
     return int(version("transformer-lens").split(".")[0]) < 4
 
 
-Hook = Callable[..., Tensor | None]
-"""A function of an activation and, by name, its hook point."""
+Hook = Callable[..., Tensor | None]  # a function of an activation and, by name, its hook point
 
 
 def as_hook(tap: Tap) -> Hook:

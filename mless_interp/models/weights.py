@@ -11,12 +11,9 @@ from torch import Tensor, nn
 
 from .info import Foreign, ModelError
 
-CACHE_LINE = 64
-"""Bytes; what PyTorch allocates lies on one."""
-STEP = 2**26
-"""Bytes that are copied at a time from weights that lie on another device."""
-_MASKS = re.compile(r"(^|[._])(mask|IGNORE|masked_bias)$")
-"""Buffers that are meant to hold infinities."""
+CACHE_LINE = 64  # bytes; what PyTorch allocates lies on one
+STEP = 2**26  # bytes that are copied at a time from weights that lie on another device
+_MASKS = re.compile(r"(^|[._])(mask|IGNORE|masked_bias)$")  # buffers that are meant to hold infinities
 _OLD_BUFFERS = re.compile(
     r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids)$"
 )

@@ -27,8 +27,7 @@ from .outcomes import Outcome, outcome_named
 from .prepared import Measured, Runs, prepare
 
 DOSES = (1, 2, 4, 8, 16, 32, 55, 70, 110)
-READ = ("inserted", "held")
-"""Conditions in which the heads' reading of the span is measured."""
+READ = ("inserted", "held")  # conditions in which the heads' reading of the span is measured
 ANSWERED = ("inserted", "held", "masked")
 """Conditions in which the outcome is read at every dose; `base` once, as it has no dose, and `gap` as its twin `masked`."""
 

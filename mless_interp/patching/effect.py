@@ -16,8 +16,7 @@ from ..runtime.columns import Column, columns_of
 from ..statistics import CONFIDENCE, SENSES, Interval, Prevalence, defined_mean
 from .prepared import Measured
 
-SMALLEST_EFFECT = 0.05
-"""The smallest effect of interest, as a share of the upper limit of the median total effect."""
+SMALLEST_EFFECT = 0.05  # the smallest effect of interest, as a share of the upper limit of the median total effect
 OF_THE_LIMIT = 0.2
 """Part of alpha that may go wrong in estimating the smallest effect; the rest is for the tests of cells."""
 WHOLE = "1: the whole effect"
@@ -311,7 +310,7 @@ class Parts(Measured):
         told = f"{of} more than {self._least} of it in most problems{': ' * bool(carry)}{_with_shares(carry)}"
         if against:
             told += f"; {len(against)} {'act' if len(against) > 1 else 'acts'} against it: {_with_shares(against)}"
-        return told if self.confidence == CONFIDENCE or not rows else f"{told} ({100 * self.confidence:.4g} % intervals)"
+        return told + f" ({100 * self.confidence:.4g} % intervals)" * (bool(rows) and self.confidence != CONFIDENCE)
 
     def caveats(self) -> list[str]:
         return [*concentration_words(self, self.total_effect, self.unit), *super().caveats()]

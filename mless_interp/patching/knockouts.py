@@ -41,8 +41,7 @@ FOLLOWS = {
     "reroute_uniform": ("an even spread over all other tokens", REPLACES),
 }
 """What follows of an edit that acts as the knockout does, next to nothing and less than half of it, or against it."""
-READ_EDITS = ("knockout", *FOLLOWS)
-"""The edits of a read; the last axis of `ReadEffects.values`."""
+READ_EDITS = ("knockout", *FOLLOWS)  # the edits of a read; the last axis of `ReadEffects.values`
 ASKED = ("more", "against", "less")
 """The possible verdicts of a cell: beyond the smallest effect with or against the insertion's effect, or below it."""
 BESIDE = ("half", "half_against")

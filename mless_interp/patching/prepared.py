@@ -24,10 +24,8 @@ from ..runtime.workers import Compute, Unit
 from ..statistics import CONFIDENCE
 from .outcomes import Outcome, outcome_named
 
-Settings = dict[str, Any]
-"""What a result or a checkpoint was made with, by name."""
-PER_UNIT = 8
-"""Problems of equal geometry that share a batch, at most."""
+Settings = dict[str, Any]  # what a result or a checkpoint was made with, by name
+PER_UNIT = 8  # problems of equal geometry that share a batch, at most
 
 
 @dataclass(frozen=True, eq=False, repr=False)

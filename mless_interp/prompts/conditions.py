@@ -181,8 +181,7 @@ replaced | clean  | inserted | tokens | some tokens differ; length and positions
 }
 OF_CIRCUITS = tuple(name for name, each in CONTRASTS.items() if each.cuts or each.changes_from == "tokens")
 """Contrasts in which a head can be cut off from what differs, or given what it wrote clean."""
-LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")
-"""Contrasts that heads are located by."""
+LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")  # contrasts that heads are located by
 
 DIRECTIONS = {"denoising": -1, "noising": 1}
 """How heads are patched -> the sign that turns the change of patching (patched - receiving) into a head's part of the

@@ -49,8 +49,7 @@ class Given:
     at: None = None
 
 
-REPLACED = Given("replaced tokens")
-"""What pairs of token ids are of where their clean prompts are used."""
+REPLACED = Given("replaced tokens")  # what pairs of token ids are of where their clean prompts are used
 
 
 @dataclass(frozen=True, eq=False)

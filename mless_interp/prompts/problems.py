@@ -91,8 +91,7 @@ def _is_number(given: object) -> bool:
 FIELDS = tuple(field.name for field in fields(Problem) if field.name != "extra")
 KEYS = {name: name for name in FIELDS} | {"id": "unique_id", "question": "problem"}
 """The key of a file in which each part of a problem stands."""
-RUN, LEAST = 5, 10
-"""Words in a run, and how many shared runs are the fewest that say anything: `overlap`."""
+RUN, LEAST = 5, 10  # words in a run, and how many shared runs are the fewest that say anything: `overlap`
 
 
 class Several(tuple[Any, ...]):

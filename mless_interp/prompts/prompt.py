@@ -27,8 +27,7 @@ CHAT_SYSTEM = (
 )
 """The system prompt of the paper's Fig. 1 and Appendix J."""
 ANSWER_PREFIX = "The final answer is \\boxed{"
-MAX_UNKNOWN = 0.05
-"""The largest share of a question's tokens that may be the tokenizer's unknown token."""
+MAX_UNKNOWN = 0.05  # the largest share of a question's tokens that may be the tokenizer's unknown token
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,8 @@ savable(Interval)
 
 HALF = {"bfloat16": "8 bits (by up to 0.4 %)", "float16": "11 bits (by up to 0.05 %)"}
 """To what half precision rounds a number."""
-ROWS, MOST = 5, 20
-"""Rows of the table in a print; columns of a summary, at most."""
-Found = dict[str, dict[str, np.ndarray]]
-"""metric -> condition or contrast -> values."""
+ROWS, MOST = 5, 20  # rows of the table in a print; columns of a summary, at most
+Found = dict[str, dict[str, np.ndarray]]  # metric -> condition or contrast -> values
 
 
 @dataclass(frozen=True, eq=False)

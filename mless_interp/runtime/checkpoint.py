@@ -137,8 +137,7 @@ def key_of(value: object) -> str:
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
 
 
-JSON_TYPES = frozenset({type(None), bool, int, float, str})
-"""What JSON writes as it is."""
+JSON_TYPES = frozenset({type(None), bool, int, float, str})  # what JSON writes as it is
 
 
 def plain(value: object) -> Any:

@@ -17,14 +17,10 @@ from .text_safety import WIDTH, one_line, visible
 
 _FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-AT_ONCE = 6
-"""Columns that a table shows before all are asked for."""
-LONGEST_CELL = 52
-"""Letters of a text in a printed table, at most."""
-ROUNDING = 1e-12
-"""Smaller numbers are what is left of float64's rounding: a cell shows 0."""
-MISSING = "–"
-"""What a cell shows where a number is undefined."""
+AT_ONCE = 6  # columns that a table shows before all are asked for
+LONGEST_CELL = 52  # letters of a text in a printed table, at most
+ROUNDING = 1e-12  # smaller numbers are what is left of float64's rounding: a cell shows 0
+MISSING = "–"  # what a cell shows where a number is undefined
 
 
 @dataclass(frozen=True)

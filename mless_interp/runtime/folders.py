@@ -18,14 +18,10 @@ from filelock import FileLock, Timeout
 
 from .workers import Shard
 
-MANIFEST = "manifest.json"
-"""Lists every file of a folder with its SHA-256; a folder without one is nobody's to replace."""
-COMPUTED = "computed"
-"""In a `.partial` folder: results that are whole, until they stand under the run's name."""
-RUN = "run.json"
-"""Where results come from, beside them; every run has its own."""
-RESULTS = "results"
-"""In a run's folder: what it found."""
+MANIFEST = "manifest.json"  # lists every file of a folder with its SHA-256; a folder without one is nobody's to replace
+COMPUTED = "computed"  # in a `.partial` folder: results that are whole, until they stand under the run's name
+RUN = "run.json"  # where results come from, beside them; every run has its own
+RESULTS = "results"  # in a run's folder: what it found
 TOOLKIT = "mless_interp"
 
 SAVED: dict[str, type] = {}

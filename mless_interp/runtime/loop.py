@@ -18,8 +18,7 @@ from .workers import Compute, Engine, Tick, Unit, here, shard_of
 
 OF_THE_LIST = frozenset({"prompts", "control_prompts"})
 """Settings that tell of all problems together; a unit is told by its own prompts."""
-POLL = 2.0
-"""Seconds between two looks at what other shards have kept."""
+POLL = 2.0  # seconds between two looks at what other shards have kept
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 import re
 from pathlib import PurePath
 
-WIDTH = 110
-"""Letters of a line on a terminal, at most."""
+WIDTH = 110  # letters of a line on a terminal, at most
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 

@@ -23,8 +23,7 @@ from ..core.arguments import check_count, checked
 
 Unit = tuple[int, ...]
 """Problems, by their place in the list, that are computed in one go; planned from the whole list, never from what waits."""
-Tick = Callable[[Any], None]
-"""Says that so many steps more are done, or what has just been."""
+Tick = Callable[[Any], None]  # says that so many steps more are done, or what has just been
 Compute = Callable[[Unit, Tick], Sequence[object]]
 """What a unit gives: one value per problem, of arrays, numbers, lists and dicts of them."""
 Done = Iterator[tuple[Unit, Sequence[Any]]]
@@ -77,8 +76,7 @@ class Processes:
 
 
 PR_SET_PDEATHSIG = 1
-_COPY: list[Compute] = []
-"""What a copy of this process computes; empty in the process itself."""
+_COPY: list[Compute] = []  # what a copy of this process computes; empty in the process itself
 
 
 def _begin_copy(compute: Compute) -> None:
@@ -166,10 +164,8 @@ def parts_of(path: Path) -> list[Path]:
 
 # ------------------------------------------------------------------------------------------------------------------ Ray
 
-TRIES = 3
-"""How often a unit is begun whose worker died."""
-ANSWERS_WITHIN = 2.0
-"""Seconds in which a cluster must take a connection."""
+TRIES = 3  # how often a unit is begun whose worker died
+ANSWERS_WITHIN = 2.0  # seconds in which a cluster must take a connection
 
 
 class RayWorkers(contextlib.AbstractContextManager["RayWorkers"]):

@@ -14,11 +14,9 @@ from ..core.arguments import as_annotated, check_count, check_share, count_of
 
 Effects = Shaped[np.ndarray, "problem *cells"]
 """Input: one number (or truth value) per problem and cell; read as float64."""
-Groups = Shaped[np.ndarray, "group *cells"]
-"""Output: one number per group of problems and cell."""
+Groups = Shaped[np.ndarray, "group *cells"]  # output: one number per group of problems and cell
 AnyArray = Shaped[np.ndarray, "..."]
-Cells = Float64[np.ndarray, "*cells"]
-"""Output: one number per cell."""
+Cells = Float64[np.ndarray, "*cells"]  # output: one number per cell
 CellCounts = Shaped[np.ndarray, "*cells"]
 
 TOO_FEW = "fewer than 2 problems"
@@ -26,12 +24,10 @@ ALL_EQUAL = "all values equal"
 FEW = "few problems"
 FELL_BACK = "BCa undefined: percentile"
 
-FEW_PROBLEMS = 20
-"""Below, means get Student's t intervals and a flag."""
+FEW_PROBLEMS = 20  # below, means get Student's t intervals and a flag
 _CHUNK_VALUES = 2**22
 _TIE = 1e-13
-CONFIDENCE = 0.95
-"""Of every interval that is not asked for with another."""
+CONFIDENCE = 0.95  # of every interval that is not asked for with another
 
 
 def derive_generator(seed: int, *labels: object) -> np.random.Generator:

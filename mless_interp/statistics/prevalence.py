@@ -12,8 +12,7 @@ from scipy import stats
 from ..core.arguments import check_count, check_share
 from .intervals import CONFIDENCE, AnyArray, CellCounts, Cells, Effects, Groups, Interval, by_count, check_effects
 
-SENSES = (1, -1)
-"""With the effect, and against it."""
+SENSES = (1, -1)  # with the effect, and against it
 Senses = Shaped[np.ndarray, "sense *cells"]
 TOO_FEW_FOR_MEDIAN = "too few problems for a median's interval"
 NO_TOTAL = "the total effect is not established"

@@ -33,8 +33,7 @@ COLOURS = ("#B2182B", "#2166AC", "#F4E9A0")
 """More, less, inserted: the ends of the still pictures' colours, told apart by colour-blind people."""
 MOST_CELLS = 800_000
 """Cells of all charts of a view, above which only the first heads are drawn (at least one), so that a page stays small."""
-MARK = "▌"
-"""Stands before the text of an inserted token."""
+MARK = "▌"  # stands before the text of an inserted token
 
 
 @savable

@@ -29,10 +29,8 @@ from ..runtime.columns import column_of
 from ..runtime.text_safety import one_line, short_name, shortened, visible
 from . import show_after_cell
 
-DIVERGING = "RdBu_r"
-"""A map that stays readable for colour-blind people; white is 0."""
-SEQUENTIAL = "cividis"
-"""For numbers without a sign: from dark (low) to light (high), in grey print too."""
+DIVERGING = "RdBu_r"  # a map that stays readable for colour-blind people; white is 0
+SEQUENTIAL = "cividis"  # for numbers without a sign: from dark (low) to light (high), in grey print too
 GREY = "0.55"
 
 Style: TypeAlias = dict[str, Any]
@@ -51,10 +49,8 @@ STROKES = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewid
 MADE_WITH = ("model", "insertion", "contrast", "direction", "edit", "outcome")
 FILLED: Style = {"marker": "o", "color": LINES[0][0]}
 OPEN: Style = FILLED | {"markerfacecolor": "white"}
-LETTERS_PER_INCH = 15
-"""Of a legend's size, with what stands before its words."""
-LONGEST_LINE, MOST_LINES = 160, 12
-"""Letters of a line and lines of any text that is drawn."""
+LETTERS_PER_INCH = 15  # of a legend's size, with what stands before its words
+LONGEST_LINE, MOST_LINES = 160, 12  # letters of a line and lines of any text that is drawn
 
 
 class Picture(Figure):

@@ -15,8 +15,7 @@ from . import draw
 from .draw import GREY, LINES, Axes, Picture, Style, draw_series, name_axes, name_ticks, with_limits, words_of
 
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
-MOST = 6
-"""Heads of a profile that are drawn unless they are chosen: 784 side by side would be 80 metres."""
+MOST = 6  # heads of a profile that are drawn unless they are chosen: 784 side by side would be 80 metres
 
 
 def profiles(

@@ -161,12 +161,9 @@ def _draw_panels(
 
 # ------------------------------------------------------------------------------------------------ the graph of a circuit
 
-WIDEST = 6.0
-"""Points of the widest edge."""
-NUMBERED = 20
-"""Edges that bear their number, the widest ones: more would lie over each other."""
-GOLDEN = 0.618034
-"""Steps of this size, taken modulo 1, spread evenly whatever their number."""
+WIDEST = 6.0  # points of the widest edge
+NUMBERED = 20  # edges that bear their number, the widest ones: more would lie over each other
+GOLDEN = 0.618034  # steps of this size, taken modulo 1, spread evenly whatever their number
 SOLID, DASHED = "-", (0, (3, 1.5))
 BENDS, BOX, INCHES = (0.0, 0.15, -0.15, 0.3, -0.3), (0.4, 0.3), (1.1, 0.75)
 """How arrows may bend; half a node's box, in places; inches from one place to the next."""

@@ -32,8 +32,7 @@ from ..runtime.text_safety import visible
 
 BLUE_TO_RED = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f".split()
 """ColorBrewer's RdBu, reversed, as in the still pictures: told apart by colour-blind readers, 0 in the middle."""
-SMALLEST_SHARE = 0.2
-"""A map's colours end here or beyond, where it shows shares."""
+SMALLEST_SHARE = 0.2  # a map's colours end here or beyond, where it shows shares
 
 
 def colour(share: float) -> str:
@@ -107,10 +106,8 @@ def map_of(drawn: ShownMap, *, known: Mapping[str, Column], interval: str, below
     return Block("head_map", shown={"squares": squares, **words, **told})
 
 
-OPEN_PICTURES = 2
-"""Pictures of results that stand open on a page; the others are folded."""
-OPEN_SENTENCES, FIRST_SENTENCES = 6, 2
-"""A result with more sentences shows so many first ones and folds the others."""
+OPEN_PICTURES = 2  # pictures of results that stand open on a page; the others are folded
+OPEN_SENTENCES, FIRST_SENTENCES = 6, 2  # a result with more sentences shows so many first ones and folds the others
 
 
 @dataclass(frozen=True, eq=False)
