@@ -239,8 +239,9 @@ class Transfer(Cells[str]):
         more = self.whole.prevalence(self.per_cell[:, :1] - self.per_cell[:, 1:], senses=(1,))  # of each control
         total, ranks = self.whole.units(self.total_effect), []
         for cell in self.whole.units(self.per_cell).T:
-            varies = np.ptp(cell) > 0 and np.ptp(total) > 0  # else there are no ranks
-            ranks.append(float(spearmanr(cell, total).statistic) if varies else np.nan)
+            both = np.stack([cell, total])[:, ~np.isnan(cell + total)]
+            varies = both.shape[1] and np.ptp(both, axis=1).all()  # else there are no ranks
+            ranks.append(float(spearmanr(*both).statistic) if varies else np.nan)
         exceeded, p = [np.nan, *more.count[0]], [np.nan, *more.p_corrected[0]]
         return super().table().assign(spearman=ranks, exceeded=exceeded, p_exceeded=p)
 

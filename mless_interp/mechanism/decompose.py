@@ -331,7 +331,7 @@ class AttentionDecomposition(Measured):
         lam = of_heads(self.of("lam", contrast), self.heads)
         uniform = self.uniform[contrast][:, [head.layer for head in self.heads]]
         found = {"lam_null": np.where(np.isnan(lam), np.nan, uniform)}
-        if self.control is not None and contrast != "held":  # it stands where the insertion does, not at held positions
+        if self.control is not None and CONTRASTS[contrast].corrupted == "inserted":  # the condition it is measured in
             found["lam_control"] = of_heads(self.control, self.heads)
         return found
 

@@ -19,7 +19,7 @@ from ..patching.effect import SMALLEST_EFFECT
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Measured, Prepared, Settings, prepare, single
 from ..prompts.pairs import PromptPair
-from ..runtime.base_result import interval_columns, limits_of, place_of, tidy
+from ..runtime.base_result import counted, interval_columns, limits_of, place_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..statistics import defined_mean, fewest_problems, holm, median_interval, sign_test
@@ -112,7 +112,7 @@ class Mediation(Measured):
         return (
             f"Through {where} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}; "
             f"only its scale: {told['scale']}; only its bias: {told['bias']} (medians over "
-            f"{self.counted}); {shown}."
+            f"{counted(int(here['n'].max()), self.groups)}); {shown}."
         )
 
     def details(self) -> list[str]:

@@ -502,7 +502,7 @@ def _here(how: partial[Model], name: str, identity: Mapping[str, object], checks
     return model
 
 
-INSTEAD = "use exact sweeps, which need none: patch_heads, or locate_heads(mode='exact')"
+INSTEAD = "use exact sweeps, which need none: patch_heads, or locate_heads"
 
 
 def refuse_without_gradients(model: Model, what: str) -> None:

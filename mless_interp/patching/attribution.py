@@ -222,8 +222,13 @@ class HeadAttribution(Measured):
 
     @property
     def verified(self) -> np.ndarray:
-        """Heads that an exact sweep measured on every problem, `[layer, head]`."""
-        return np.isfinite(np.full_like(self.scores, np.nan) if self.exact is None else self.exact).all(0)
+        """Heads that an exact sweep measured on every problem with an outcome, `[layer, head]`."""
+        exact = np.full_like(self.scores, np.nan) if self.exact is None else self.exact
+        return np.isfinite(exact[self._known]).all(0) & self._known.any()
+
+    @property
+    def _known(self) -> np.ndarray:
+        return np.isfinite(self.inserted - self.masked)
 
     def ranking(self) -> tuple[Head, ...]:
         """Rank heads by |mean|, largest first: the verified ones by their exact value, then the others by the estimate."""
@@ -250,17 +255,20 @@ class HeadAttribution(Measured):
         return pd.DataFrame({**head_columns(ranked), "ranked_by": ranked_by, **means})
 
     def headline(self) -> str:
-        mean = float(self.by_group(self.inserted - self.masked).mean())
+        mean, n_known = float(defined_mean(self.by_group(self.inserted - self.masked))), int(self._known.sum())
+        if not n_known:
+            return f"{self.settings.get('outcome')} is undefined in every problem."
         n, of = int(self.verified.sum()), f"of {count_of(self.scores[0].size, 'head')}"
         edits, method = "patches" if self.knockout is None else "knockouts", self.settings.get("method")
         first = ", ".join(map(str, self.ranking()[: min(n or 3, 3)]))
         told = f"{edits.capitalize()} estimated by {method} rank {first} first {of}"
+        over = self.counted if self._known.all() else count_of(n_known, "problem")
         if n:
             told = f"Exact {edits} of the best {n} {of} by {method} rank {first} first"
-        return f"{told}; effect of the insertion {mean:+.4f} {self.unit} (mean over {self.counted}, not tested)."
+        return f"{told}; effect of the insertion {mean:+.4f} {self.unit} (mean over {over}, not tested)."
 
     def details(self) -> list[str]:
-        size, found = np.abs(self.inserted - self.masked).max(), []
+        size, found = np.fmax.reduce(np.abs(self.inserted - self.masked)), []
         if size <= self.resolution:
             found.append("The outcome does not change at all in any problem: there is nothing to attribute.")
         return [*found, "Estimates are for screening: name heads with exact sweeps of both directions (locate_heads)."]
@@ -268,7 +276,7 @@ class HeadAttribution(Measured):
     def caveats(self) -> list[str]:
         if self.settings.get("method") != "gate_ig":
             return super().caveats()
-        worst, size = (np.abs(each).max() for each in (self.completeness, self.inserted - self.masked))
+        worst, size = (np.fmax.reduce(np.abs(each)) for each in (self.completeness, self.inserted - self.masked))
         large = f", {100 * worst / size:.0f} % of the effect" if worst > 0.05 * size > 0 else ""
         error = f"completeness error up to {worst:.1e} {self.unit}{large}"
         return [f"Mediators are not seen (atp sees them); {error}.", *super().caveats()]

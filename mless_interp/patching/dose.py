@@ -18,7 +18,7 @@ from ..prompts.insertions import KINDS, Insertion
 from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
-from ..runtime.base_result import Shown, ShownTable, head_columns, interval_columns, limits_of, stacked, tidy
+from ..runtime.base_result import Shown, ShownTable, counted, head_columns, interval_columns, limits_of, stacked, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.workers import Tick, Unit
@@ -188,7 +188,7 @@ class DoseResponse(Measured):
     def outcome_table(self) -> pd.DataFrame:
         """Return one row per dose: the mean outcome, and each contrast's median effect."""
         inserted = self.by_group(self.outcomes["inserted"])
-        table = {"n_tokens": self.doses, "outcome": inserted.mean(0)}
+        table = {"n_tokens": self.doses, "outcome": defined_mean(inserted)}
         for contrast in ("total", "content", "shift", "held"):
             table |= interval_columns(contrast, self.effects(contrast))
         both = self.effects(together=True)
@@ -216,6 +216,8 @@ class DoseResponse(Measured):
     def headline(self) -> str:
         total, slope, outcome = self.effects(together=True), self.mean_slope("inserted"), self.settings.get("outcome")
         size, shown = np.abs(total.estimate), total.low * total.high > 0
+        if np.isnan(size).all():
+            return f"{outcome} is undefined in every problem."
         most = int(np.nanargmax(np.where(shown, size, 0) if shown.any() else size))
         moved, low, high = (float(each[most]) for each in (total.estimate, total.low, total.high))
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
@@ -223,9 +225,10 @@ class DoseResponse(Measured):
             said += f" of {shown.sum()} that are shown to change it (more at {self.doses[np.nanargmax(size)]}, which is not)"
         if not shown.any():
             said = f"No number of inserted tokens is shown to change {outcome}; the largest change is at {self.doses[most]}"
-        together = f"its interval for all {len(self.doses)} doses at once, {self.counted}"
+        over = counted(int(total.n[most]), self.groups)
+        together = f"its interval for all {len(self.doses)} doses at once, {over}"
         if np.isnan([low, high]).any():
-            together = f"{self.counted}, too few for an interval of all {len(self.doses)} doses at once"
+            together = f"{over}, too few for an interval of all {len(self.doses)} doses at once"
         grows = f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} per unit of ln N"
         amount = f"{moved:+#.3g} {self.unit}{limits_of(low, high, '+#.3g')} (median, {together})"
         heads = f"layer {self.layer}, as inserted, mean of {count_of(len(self.heads), 'head')}"

@@ -68,7 +68,7 @@ class Effect:
 
     @property
     def n(self) -> int:
-        return len(self.units(self.total))
+        return int(np.isfinite(self.units(self.total)).sum())
 
     def counted(self, n: int) -> str:
         return counted(n, self.groups)
@@ -164,7 +164,10 @@ class Effect:
             return f"{outcome} is undefined in every problem"
         if not self.established:
             has = "have" if several else "has"
-            return f"{what} {has} no established effect on {outcome} (median {with_limits(self.median, unit)})"
+            told = f"median {with_limits(self.median, unit)}"
+            if 0 < abs(float(self.median.estimate)) <= self.rounding:
+                told += f"; up to {self.rounding:.1g} {unit} is taken for rounding"
+            return f"{what} {has} no established effect on {outcome} ({told})"
         low, high = sorted(self.direction * float(end) for end in (self.median.low, self.median.high))
         size = f"{abs(float(self.median.estimate)):#.3g} {unit}{limits_of(low, high, '#.3g')}"
         does = ("raise" if self.direction > 0 else "lower") + "s" * (not several)
@@ -306,7 +309,8 @@ class Parts(Measured):
             return f"{few}, at least {least} are needed"
         rows = table.iloc[np.argsort(self._by_construction(table), kind="stable")].to_dict("records")
         carry, against = ([row for row in rows if row["sense"] == sense] for sense in SENSES)
-        of = f"{len(carry) or 'none'} of {self._n_tested} {several} {'are' if len(carry) > 1 else 'is'} shown to carry"
+        of = count_of(self._n_tested, one, several)
+        of = f"{len(carry) or 'none'} of {of} {'are' if len(carry) > 1 else 'is'} shown to carry"
         told = f"{of} more than {self._least} of it in most problems{': ' * bool(carry)}{_with_shares(carry)}"
         if against:
             told += f"; {len(against)} {'act' if len(against) > 1 else 'acts'} against it: {_with_shares(against)}"
@@ -338,10 +342,11 @@ class Parts(Measured):
 def concentration_words(of: Measured, total: np.ndarray, unit: str) -> list[str]:
     """Say which few problems of a result carry most of an effect, and the range of the mean as they are left out."""
     few, names = statistics.concentration(of.by_group(total)), list(dict.fromkeys(of.groups or of.problem_ids))
-    if not few.share > 0.5 or len(names) < 6:  # of fewer, one always may
+    n_known = int(np.isfinite(of.by_group(total)).sum())
+    if not few.share > 0.5 or n_known < 6:  # of fewer, one always may
         return []
     n = len(few.problems)
-    carry = f"{100 * few.share:.0f} % of the effect lies in {n} of {of.counted}"
+    carry = f"{100 * few.share:.0f} % of the effect lies in {n} of {counted(n_known, of.groups)}"
     mean = f"the mean is {few.low:+.4f} to {few.high:+.4f} {unit}"
     return [
         f"{carry} ({listed(names[at] for at in few.problems)}); with and without {'it' if n == 1 else 'them'} {mean}."

@@ -219,6 +219,8 @@ class JointKnockout(Measured):
     def headline(self) -> str:
         together, outcome = " together" if len(self.heads) > 1 else "", self.settings.get("outcome") or "the outcome"
         made = median_interval(-self.by_group(self.effect), confidence=self.confidence)  # the outcome's change
+        if not made.n:
+            return f"{outcome} is undefined in every problem."
         raises, lowers = float(made.low) > self.resolution, float(made.high) < -self.resolution
         does = "raises" if raises else "lowers" if lowers else "is not shown to change"
         size = f"{float(made.estimate):+#.3g} {self.unit}{limits_of(made.low, made.high, '+#.3g')}"
@@ -227,7 +229,7 @@ class JointKnockout(Measured):
 
     def in_short(self) -> list[str]:
         """Return a sentence on what several heads undo together, beside random sets; none of one head or without such sets."""
-        if len(self.heads) < 2 or not self.sets:
+        if len(self.heads) < 2 or not self.sets or np.isnan(self.effect).all():
             return []
         own, others = self._middle(self.effect), self._middle(self.random)
         p = f" (p = {self.p:.2g})" if self.chosen_elsewhere else ""
@@ -243,7 +245,9 @@ class JointKnockout(Measured):
         return self.by_group(values) * (-1.0 if median_interval(self.by_group(self.effect)).estimate < 0 else 1.0)
 
     def details(self) -> list[str]:
-        found = []
+        found: list[str] = []
+        if np.isnan(self.effect).all():
+            return found
         if self.sets:
             p = f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
             others = f"Of {count_of(len(self.sets), 'random set')} in the same layers"
@@ -272,7 +276,7 @@ class JointKnockout(Measured):
         return made
 
     def rest(self) -> str:
-        return self.details()[0] if self.sets else ""
+        return next(iter(self.details()), "") if self.sets else ""
 
 
 @checked
@@ -423,9 +427,8 @@ class ReadEffects(Parts):
             s = self.settings
             return f"{self.whole.headline(s.get('insertion'), s.get('outcome'), self.unit)}, so no read is judged."
         told = listed(f"{head} {self._amount(at, 0)}" for at, head in enumerate(self.heads))
-        return (
-            f"Without attention to the span, this share of the effect disappears (median over {self.counted}): {told}."
-        )
+        over = self.whole.counted(self.whole.n)
+        return f"Without attention to the span, this share of the effect disappears (median over {over}): {told}."
 
     def details(self) -> list[str]:
         if not self.established:

@@ -17,7 +17,8 @@ from ..prompts.pairs import PromptPair, over_pairs
 from ..runtime.base_result import interval_columns, limits_of, tidy
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..statistics import by_group, derive_generator, fewest_problems, median_interval, sign_test, swap_partners
+from ..statistics import by_group, defined_mean, derive_generator, fewest_problems, median_interval, sign_test
+from ..statistics.label_swaps import swap_partners
 from .outcomes import Outcome
 from .prepared import Measured, Prepared, prepare, single
 
@@ -145,7 +146,7 @@ class Transplant(Measured):
     @cached_property
     def carried(self) -> np.ndarray:
         """How much more likely its spans make a pair's own answers than exchanged, `[pair]`, in the order of `exchanged`."""
-        return np.array([(y * (np.eye(2) - 0.5)).sum((1, 2)).mean() for y in self.exchanged.values()])
+        return np.array([defined_mean((y * (np.eye(2) - 0.5)).sum((1, 2))) for y in self.exchanged.values()])
 
     @cached_property
     def by_unit(self) -> np.ndarray:
@@ -155,14 +156,14 @@ class Transplant(Measured):
 
     @property
     def counted(self) -> str:
-        return f"{count_of(len(self.by_unit), 'pair')} of {'groups' if self.groups else 'problems'}"
+        return f"{count_of(int(np.isfinite(self.by_unit).sum()), 'pair')} of {'groups' if self.groups else 'problems'}"
 
     def table(self) -> pd.DataFrame:
         """Return one row: the median of `carried` over pairs, in how many of n it is above 0, p of a sign test."""
         values = self.by_unit[:, None]
         made = interval_columns("median", median_interval(values, confidence=self.confidence))
         above, p = (values > self.resolution).sum(0), sign_test(values, rounding=self.resolution)
-        return pd.DataFrame({"reading": ["carried"], **made, "above": above, "n": len(values), "p": p})
+        return pd.DataFrame({"reading": ["carried"], **made, "above": above, "n": np.isfinite(values).sum(0), "p": p})
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem, whose answer is read and whose span is there."""
@@ -173,8 +174,8 @@ class Transplant(Measured):
         return pd.concat(tables, ignore_index=True)
 
     def headline(self) -> str:
-        if np.abs(self.carried).max() <= self.resolution:
-            return "Nothing changes in any pair: the span holds nothing of the question it is read with."
+        if np.fmax.reduce(np.abs(self.carried)) <= self.resolution:
+            return f"Nothing changes in any pair by more than rounding ({self.resolution:.1g} {self.unit})."
         row = self.table().iloc[0]
         told = f"median {row['median']:+.4f} {self.unit}{limits_of(row['median_ci_low'], row['median_ci_high'])}"
         does = "is not shown to change"

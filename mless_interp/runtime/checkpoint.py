@@ -19,8 +19,6 @@ WAYS_ON = (
     "use the old settings, another checkpoint (--out), or delete this file (a stopped command's: its whole folder)"
 )
 
-BEGINS = b'{"settings": '
-
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be gone on from."""
@@ -108,7 +106,8 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
         """Take what a file has kept; the bytes of its whole lines, and all its bytes."""
         text = path.read_bytes() if path.exists() else b""
         *lines, cut = text.split(b"\n")
-        if not lines and BEGINS.startswith(text[: len(BEGINS)]):  # new, or killed while its first line was written
+        begins = json.dumps({"settings": self._settings}).encode()
+        if not lines and begins.startswith(text):  # new, or killed while its first line was written
             return 0, len(text)
         first, *kept = map(_parsed, lines or [cut])
         if not isinstance(first.get("settings"), dict):

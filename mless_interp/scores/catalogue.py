@@ -17,7 +17,6 @@ from torch import Tensor
 from ..core.arguments import cells_of, nearest
 from ..metrics import attention, collapse, outputs, received
 from ..metrics.patterns import segment_mean
-from ..patching.outcomes import left_as_they_are
 from ..runtime.columns import Column
 from .streaming import Layout, Need, Reduced, Rows, Vectors
 
@@ -322,14 +321,14 @@ def metric_shown(name: str) -> Metric:
 def _own(function: OwnMetric) -> Metric:
     @wraps(function)
     def formula(rows: Rows) -> Tensor:
-        with left_as_they_are(f"metric {name!r}", [rows.block.pattern]):
-            found, needed = function(rows.block.pattern, rows.span), rows.block.pattern.shape[:-1]
-        if found.shape != needed:
-            gave = f"{[*needed]}, and gave {[*found.shape]}"
+        # copies: other metrics read what a function may change in place
+        found, needed = function(rows.block.pattern.clone(), rows.span.clone()), rows.block.pattern.shape[:-1]
+        if not isinstance(found, Tensor) or found.shape != needed:
+            gave = f"{[*needed]}, and gave {[*found.shape] if isinstance(found, Tensor) else type(found).__name__}"
             raise ValueError(f"metric {name!r} must give a number per head and row, {gave}")
         return found
 
-    if (name := function.__name__).removesuffix("_last") in METRICS:
+    if (name := getattr(function, "__name__", type(function).__name__)).removesuffix("_last") in METRICS:
         raise ValueError(f"{name!r} is a metric of the catalogue: give your function another name")
     return Metric(name, "row", "", "", formula)
 

@@ -165,7 +165,7 @@ WIDEST = 6.0  # points of the widest edge
 NUMBERED = 20  # edges that bear their number, the widest ones: more would lie over each other
 GOLDEN = 0.618034  # steps of this size, taken modulo 1, spread evenly whatever their number
 SOLID, DASHED = "-", (0, (3, 1.5))
-BENDS, BOX, INCHES = (0.0, 0.15, -0.15, 0.3, -0.3), (0.4, 0.3), (1.1, 0.75)
+BENDS, BOX, INCHES = (0.0, 0.15, -0.15, 0.3, -0.3, 0.45, -0.45), (0.4, 0.3), (1.1, 0.75)
 """How arrows may bend; half a node's box, in places; inches from one place to the next."""
 
 
@@ -207,7 +207,10 @@ def path_graph(found: PathEffects) -> Picture:
     entries = [
         (f"with the effect; width and number: {words}", {"linestyle": SOLID, **line}),
         ("against the effect", {"linestyle": DASHED, **line}),
-        (f"{count_of(len(rows), 'edge')} that most problems show (p < {found.level:.3g}, corrected){widest}", none),
+        (
+            f"{count_of(int(sure.sum()), 'edge')} that most problems show (p < {found.level:.3g}, corrected){widest}",
+            none,
+        ),
     ]
     if rows.empty:
         entries = [(found.headline(), none)]
