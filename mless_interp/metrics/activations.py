@@ -42,10 +42,10 @@ def quantile(activations: Activations, *, q: float) -> Summary:
     values = widened(activations)
     place = q * (values.shape[-1] - 1)
     low = int(place)
-    lower = values.kthvalue(low + 1, -1).values
+    lower = values.kthvalue(low + 1).values
     if place == low:
         return lower
-    return torch.lerp(lower, values.kthvalue(low + 2, -1).values, place - low)
+    return torch.lerp(lower, values.kthvalue(low + 2).values, place - low)
 
 
 def near_zero_fraction(activations: Activations, *, threshold: Float[Tensor, "*#lead"] | float) -> Summary:

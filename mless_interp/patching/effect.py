@@ -309,7 +309,7 @@ class Parts(Measured):
             return f"{few}, at least {least} are needed"
         rows = table.iloc[np.argsort(self._by_construction(table), kind="stable")].to_dict("records")
         carry, against = ([row for row in rows if row["sense"] == sense] for sense in SENSES)
-        of = count_of(self._n_tested, one, several)
+        of = count_of(self._n_tested, one)
         of = f"{len(carry) or 'none'} of {of} {'are' if len(carry) > 1 else 'is'} shown to carry"
         told = f"{of} more than {self._least} of it in most problems{': ' * bool(carry)}{_with_shares(carry)}"
         if against:

@@ -187,4 +187,4 @@ class Transplant(Measured):
         n, needed = self.settings.get("n_prompts", 1), fewest_problems(2, alpha=self.level)
         several = f"Before their questions these problems have {n} different prompts: what is carried may be theirs."
         few = f"Nothing can be shown with fewer than {count_of(needed, 'pair')}."
-        return [several] * (n > 1) + [few] * (len(self.by_unit) < needed)
+        return [several] * (n > 1) + [few] * bool(np.isfinite(self.by_unit).sum() < needed)
