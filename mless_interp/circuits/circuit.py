@@ -103,7 +103,7 @@ class Circuit(Result):
         told += ", none of them at these heads" * bool(ends and not ends & set(self.heads))
         if both_ways and alone:
             n = int((alone.sense[alone.p_corrected < alone.level] > 0).sum())
-            told += f"; put in alone, {n or 'none'} {'is' if n < 2 else 'are'}"
+            told += f"; added, {n or 'none'} {'carries' if n < 2 else 'carry'} it"
         given = " (given, not located)" * (self.located is None)
         # of needed edges whose inputs act only together, or in each other's place
         inputs = [] if self.edges is None else (self.together or self.edges).together_words()

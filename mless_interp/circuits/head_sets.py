@@ -164,7 +164,8 @@ class _Search:
     little: float
 
     def _medians(self, side: str, sets: Sequence[Members]) -> np.ndarray:
-        return np.nanmedian(self.whole.units(self.whole.turned(self.measured.effects(side, sets))), axis=0)
+        effects = self.whole.units(self.whole.turned(self.measured.effects(side, sets)))
+        return np.nan_to_num(np.nanmedian(effects, axis=0), nan=-np.inf)  # what is never defined is no set
 
     def in_doubt(self, candidates: Sequence[Head]) -> Members:
         """Return the candidates by what each does alone, open or closed; those that do little stay in their order behind."""

@@ -242,10 +242,8 @@ class Confirmation(Verdicts):
     def in_short(self) -> str:
         """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
         sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
-        fresh, failed = (
-            counted(self.judged.effect.n, self.groups, "fresh "),
-            f" ({listed(lost)} not)" * bool(sure and lost),
-        )
+        fresh = counted(self.judged.effect.n, self.groups, "fresh ")
+        failed = f" ({listed(lost)} not)" * bool(sure and lost)
         if not self.established:
             return f"on {fresh} no effect of the claimed direction is established, so none is confirmed"
         named = "all" if len(sure) == len(self.heads) > 1 else listed(sure) or "none"

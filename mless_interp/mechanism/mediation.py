@@ -84,13 +84,13 @@ class Mediation(Measured):
         """
         keys = [(reading, effect) for reading in self.readings for effect in EFFECTS]
         cells = self.by_group(np.stack([self.effect(*key) for key in keys], 1))
-        noise = 1e-5 * np.abs(np.nanmean(np.stack([self.of(reading, "without") for reading, _ in keys], 1), 0))
+        noise = 1e-5 * np.abs(defined_mean(np.stack([self.of(reading, "without") for reading, _ in keys], 1)))
         made = median_interval(cells, confidence=self.confidence)
         moved = np.where(np.abs(cells) > noise, cells, np.where(np.isnan(cells), np.nan, 0.0))
         tested = (moved != 0).any(0) & (len(cells) > 1)
         p = np.where(tested, sign_test(moved), np.nan).reshape(len(self.readings), len(EFFECTS))
         table = pd.DataFrame(keys, columns=["reading", "effect"])
-        before = [float(self.by_group(self.of(reading, "without")).mean()) for reading in table["reading"]]
+        before = [float(defined_mean(self.by_group(self.of(reading, "without")))) for reading in table["reading"]]
         told = interval_columns("median", made) | {"n_up": (moved > 0).sum(0), "n_down": (moved < 0).sum(0)}
         told |= {"p_corrected": np.concatenate([*map(holm, p)]), "before": before, "mean": defined_mean(cells)}
         unit = [VALUES.get(reading, self.unit) for reading in table["reading"]]
@@ -107,12 +107,14 @@ class Mediation(Measured):
         where = f"layer {s.get('layer')}" if s.get("all_heads", True) else listed(s["heads"])
         sure = [name for name in told if here.loc[name, "p_corrected"] < self.level]
         shown = f"shown in most problems: {', '.join(sure) or 'none of these'}"
-        if self.n_groups < (needed := fewest_problems(2 * len(EFFECTS), alpha=self.level)):
+        if not (n := int(here["n"].max())):
+            return f"{s.get('outcome')} is undefined in every problem."
+        if n < (needed := fewest_problems(2 * len(EFFECTS), alpha=self.level)):
             shown = f"too few to show any of these in most problems ({needed} needed)"
         return (
             f"Through {where} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}; "
             f"only its scale: {told['scale']}; only its bias: {told['bias']} (medians over "
-            f"{counted(int(here['n'].max()), self.groups)}); {shown}."
+            f"{counted(n, self.groups)}); {shown}."
         )
 
     def details(self) -> list[str]:

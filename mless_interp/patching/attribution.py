@@ -17,7 +17,7 @@ from ..models.info import ModelError, Recording
 from ..models.memory import halved, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.pairs import PromptPair
-from ..runtime.base_result import head_columns, of_heads, rows_per_head
+from ..runtime.base_result import counted, head_columns, of_heads, rows_per_head
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions, out_of_memory
 from ..runtime.workers import Tick, Unit
@@ -85,6 +85,8 @@ def attribute_heads(
     how: Arguments = {"settings": settings, "alone": method == "gate_ig", "options": options}
     found = prepared.each(of_unit, label=f"attributing ({method})", **how)
     arrays: Arguments = {name: np.array([each[name] for each in found], dtype=float) for name in found[0]}
+    for name in arrays.keys() - {"masked", "inserted"}:  # where an outcome is undefined, its gradient may be 0
+        arrays[name][np.isnan(arrays["inserted"] - arrays["masked"])] = np.nan
     made = HeadAttribution(**arrays, **prepared.fields(settings))
     if not n_verified:
         return made
@@ -255,14 +257,14 @@ class HeadAttribution(Measured):
         return pd.DataFrame({**head_columns(ranked), "ranked_by": ranked_by, **means})
 
     def headline(self) -> str:
-        mean, n_known = float(defined_mean(self.by_group(self.inserted - self.masked))), int(self._known.sum())
-        if not n_known:
+        effect = self.by_group(self.inserted - self.masked)
+        mean, over = float(defined_mean(effect)), counted(int(np.isfinite(effect).sum()), self.groups)
+        if np.isnan(mean):
             return f"{self.settings.get('outcome')} is undefined in every problem."
         n, of = int(self.verified.sum()), f"of {count_of(self.scores[0].size, 'head')}"
         edits, method = "patches" if self.knockout is None else "knockouts", self.settings.get("method")
         first = ", ".join(map(str, self.ranking()[: min(n or 3, 3)]))
         told = f"{edits.capitalize()} estimated by {method} rank {first} first {of}"
-        over = self.counted if self._known.all() else count_of(n_known, "problem")
         if n:
             told = f"Exact {edits} of the best {n} {of} by {method} rank {first} first"
         return f"{told}; effect of the insertion {mean:+.4f} {self.unit} (mean over {over}, not tested)."

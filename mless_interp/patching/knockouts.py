@@ -199,7 +199,7 @@ class JointKnockout(Measured):
     def n_as_large(self) -> int:
         """Count random sets whose |median effect| is as large as the set's."""
         own, others = (np.abs(median_interval(self.by_group(each)).estimate) for each in (self.effect, self.random))
-        return int((~(others < own * (1 - 1e-9))).sum())
+        return int((~(others < own * (1 - 1e-9))).sum())  # an undefined one is not told from it
 
     def table(self) -> pd.DataFrame:
         """Return one row per set, the given one first: median effect and mean."""
@@ -238,7 +238,7 @@ class JointKnockout(Measured):
         return [f"Together {listed(self.heads)} undo {own:#.3g} {self.unit} on {on}; {sets}{p}."]
 
     def _middle(self, values: np.ndarray) -> float:
-        return float(np.median(median_interval(self._turned(values)).estimate))
+        return float(np.nanmedian(median_interval(self._turned(values)).estimate))
 
     def _turned(self, values: np.ndarray) -> np.ndarray:
         """Return effects of groups, positive where they have the sign of the set's."""

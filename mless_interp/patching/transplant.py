@@ -174,6 +174,8 @@ class Transplant(Measured):
         return pd.concat(tables, ignore_index=True)
 
     def headline(self) -> str:
+        if np.isnan(self.carried).all():
+            return f"{self.settings.get('outcome')} is undefined in every problem."
         if np.fmax.reduce(np.abs(self.carried)) <= self.resolution:
             return f"Nothing changes in any pair by more than rounding ({self.resolution:.1g} {self.unit})."
         row = self.table().iloc[0]

@@ -203,14 +203,12 @@ def path_graph(found: PathEffects) -> Picture:
     name_axes(axes, title=words_of(found))
     none: Style = {"linestyle": "none"}
     line: Style = {"color": "0.25", "linewidth": 1.5}
+    n = count_of(int(sure.sum()), "edge")
     widest = f"; numbers on the {NUMBERED} widest" * (len(rows) > NUMBERED)
     entries = [
         (f"with the effect; width and number: {words}", {"linestyle": SOLID, **line}),
         ("against the effect", {"linestyle": DASHED, **line}),
-        (
-            f"{count_of(int(sure.sum()), 'edge')} that most problems show (p < {found.level:.3g}, corrected){widest}",
-            none,
-        ),
+        (f"{n} that most problems show (p < {found.level:.3g}, corrected){widest}", none),
     ]
     if rows.empty:
         entries = [(found.headline(), none)]
@@ -230,7 +228,8 @@ def _draw_edges(
         start, end = (np.array(places[row[node]]) for node in ("sender", "receiver"))
         size = WIDEST * abs(row[column]) / float(rows[column].abs().max())
         arrow: dict[str, object] = {"arrowstyle": "-|>", "linewidth": max(size, 0.6), "mutation_scale": 9 + size}
-        bend, free = _route(start, end, np.array(taken), n_nodes=len(places))
+        others = [place for node, place in places.items() if node not in (row["sender"], row["receiver"])]
+        bend, free = _route(start, end, np.array(taken), np.array(others).reshape(-1, 2))
         arrow |= {"connectionstyle": f"arc3,rad={bend}"}
         arrow |= {"linestyle": SOLID if row[column] >= 0 else DASHED, "color": "0.25", "shrinkA": 13, "shrinkB": 13}
         axes.annotate("", tuple(end), tuple(start), arrowprops=arrow, zorder=1)
@@ -241,16 +240,18 @@ def _draw_edges(
             axes.text(*taken[-1], text, fontsize=7, ha="center", va="center", bbox=box, zorder=2)
 
 
-def _route(start: np.ndarray, end: np.ndarray, taken: np.ndarray, *, n_nodes: int) -> tuple[float, tuple[float, float]]:
-    """Return how an arrow bends to pass under the fewest other nodes (the first `n_nodes` of the `taken` places), and its point
-    that is farthest from every node and number; a number is wider than high."""
+def _route(
+    start: np.ndarray, end: np.ndarray, taken: np.ndarray, others: np.ndarray
+) -> tuple[float, tuple[float, float]]:
+    """Return how an arrow bends to pass under the fewest `others` (nodes), and its point that is farthest from all that is
+    `taken`; a number is wider than high."""
     t, (dx, dy), found = np.linspace(0.15, 0.85, 15)[:, None], (end - start) * INCHES, []
     for bend in BENDS:  # as matplotlib's arc3
         middle = (start + end) / 2 + bend * np.array([dy, -dx]) / INCHES
         at = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * end
-        away = np.abs(at[:, None] - taken)
-        under = (away[:, :n_nodes] < BOX).all(-1)[:, ~((taken[:n_nodes] == start) | (taken[:n_nodes] == end)).all(-1)]
-        found.append((int(under.any(0).sum()), abs(bend), bend, at, np.linalg.norm(away / (1.0, 0.5), axis=-1).min(1)))
+        under = int((np.abs(at[:, None] - others) < BOX).all(-1).any(0).sum())
+        free = np.linalg.norm(np.abs(at[:, None] - taken) / (1.0, 0.5), axis=-1).min(1)
+        found.append((under, abs(bend), bend, at, free))
     _, _, bend, at, free = min(found, key=lambda each: each[:3])
     x, y = at[np.argmax(free)]
     return bend, (float(x), float(y))
